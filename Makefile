@@ -1,0 +1,63 @@
+# Heddle. Every target says what it does: `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT  ?= $(shell git rev-parse --short HEAD 2>/dev/null)
+LDFLAGS := -s -w -X github.com/heddle-mesh/heddle/internal/run.Version=$(VERSION) -X github.com/heddle-mesh/heddle/internal/run.Commit=$(COMMIT)
+PROGRAMS := heddle heddle-controlplane heddle-injector heddle-sidecar
+APPS := web orders stock shopper
+GO := CGO_ENABLED=0 go
+
+.PHONY: help build apps test unit netns demo bench e2e fuzz lint generate images check
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## the programs, static, into bin/
+	@mkdir -p bin
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(addprefix ./cmd/,$(PROGRAMS))
+
+apps: ## the demo shop's programs into bin/apps/
+	@mkdir -p bin/apps
+	@$(GO) build -trimpath -ldflags '-s -w' -o bin/apps/ $(addprefix ./e2e/apps/,$(APPS))
+
+test: lint ## everything that needs no cluster: vet, staticcheck, arch, unit, golden, scenarios, namespaces, with the race detector (root for the namespaces)
+	@HEDDLE_NO_SKIP=$${HEDDLE_NO_SKIP-$$([ "$$(id -u)" = 0 ] && echo 1)} go test -race -timeout 15m ./...
+
+unit: ## the same without the race detector and without slow tests, for a quick look
+	@go test -short -timeout 5m ./...
+
+netns: ## only the tests that make network namespaces (root)
+	@HEDDLE_NO_SKIP=1 go test -race -timeout 10m ./internal/netfilter/... ./internal/lab/... ./sidecar/intercept/... ./cmd/heddle-sidecar/...
+
+demo: build apps ## the main job: a shop of three services in a lab, with real sidecars, and a report (root); KEEP=1 leaves it running
+	@$(GO) run ./e2e/demo -bin bin $(if $(KEEP),-keep) $(DEMO_FLAGS)
+
+bench: build apps ## the cost of the data path beside direct and HAProxy, into docs/benchmarks.md (root)
+	@$(GO) run ./e2e/bench -bin bin $(BENCH_FLAGS)
+
+e2e: ## on a kind cluster; comes with the next issue
+	@echo "e2e on kind is not built yet (issue 4)" && exit 1
+
+fuzz: ## each fuzz target for FUZZTIME (default 30s)
+	@go list ./... | while read -r p; do \
+	  for t in $$(go test -list '^Fuzz' $$p 2>/dev/null | grep '^Fuzz'); do \
+	    echo "$$p $$t"; go test -run '^$$' -fuzz "^$$t$$" -fuzztime $${FUZZTIME:-30s} $$p || exit 1; \
+	  done; done
+
+lint: ## gofmt, go vet, staticcheck
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-ed:"; echo "$$out"; exit 1; }
+	@go vet ./...
+	@go tool staticcheck ./...
+
+generate: ## code from api/wire/heddle.proto (needs protoc)
+	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
+	  --go_out=. --go_opt=module=github.com/heddle-mesh/heddle --go-grpc_out=. --go-grpc_opt=module=github.com/heddle-mesh/heddle \
+	  api/wire/heddle.proto
+
+images: ## container images; come with the next issue
+	@echo "images are not built yet (issue 4)" && exit 1
+
+check: generate lint test ## what CI runs, without a cluster; fails if generated code is stale
+	@git diff --exit-code -- api

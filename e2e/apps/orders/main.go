@@ -1,0 +1,110 @@
+// Command orders is the shop's second service: HTTP, and for each order it
+// asks the store room over TCP. It knows nothing of the mesh.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	maxIdle    = 8               // kept connections to the store room
+	askTime    = 3 * time.Second // for one question
+	shutdown   = 10 * time.Second
+	headerTime = 5 * time.Second
+)
+
+func main() {
+	listen := flag.String("listen", ":8080", "address to listen on")
+	stock := flag.String("stock", "stock:6000", "the store room, host:port")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	room := &storeRoom{address: *stock, idle: make(chan *line, maxIdle)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /orders/{item}", room.order)
+	s := &http.Server{Addr: *listen, Handler: mux, ReadHeaderTimeout: headerTime}
+	ended := make(chan error, 1)
+	go func() { ended <- s.ListenAndServe() }()
+	select {
+	case err := <-ended:
+		log.Fatalf("orders: listen on %s: %v", *listen, err)
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.Background(), shutdown)
+	defer cancel()
+	if err := s.Shutdown(last); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		log.Printf("orders: shut down: %v", err)
+	}
+}
+
+// storeRoom keeps a few connections to the store room, as a database driver
+// does: a question on a kept connection that turns out to be dead is asked
+// again, once, on a new one.
+type storeRoom struct {
+	address string
+	idle    chan *line
+}
+
+type line struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (s *storeRoom) order(w http.ResponseWriter, r *http.Request) {
+	item := r.PathValue("item")
+	answer, err := s.ask(r.Context(), item)
+	if err != nil {
+		http.Error(w, fmt.Sprintf("store room: %v", err), http.StatusBadGateway)
+		return
+	}
+	host, _ := os.Hostname()
+	fmt.Fprintf(w, "order from %s: %s\n", host, answer)
+}
+
+func (s *storeRoom) ask(ctx context.Context, item string) (string, error) {
+	select {
+	case kept := <-s.idle:
+		if answer, err := s.askOn(kept, item); err == nil {
+			return answer, nil
+		}
+	default:
+	}
+	d := net.Dialer{Timeout: askTime}
+	c, err := d.DialContext(ctx, "tcp", s.address)
+	if err != nil {
+		return "", err
+	}
+	return s.askOn(&line{c, bufio.NewReader(c)}, item)
+}
+
+func (s *storeRoom) askOn(l *line, item string) (string, error) {
+	l.SetDeadline(time.Now().Add(askTime))
+	if _, err := fmt.Fprintf(l, "COUNT %s\n", item); err != nil {
+		l.Close()
+		return "", err
+	}
+	answer, err := l.r.ReadString('\n')
+	if err != nil {
+		l.Close()
+		return "", err
+	}
+	select {
+	case s.idle <- l:
+	default:
+		l.Close()
+	}
+	return strings.TrimSpace(answer), nil
+}
