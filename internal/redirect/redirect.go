@@ -4,7 +4,10 @@
 // kernel. sidecar/intercept calls it.
 package redirect
 
-import "net/netip"
+import (
+	"errors"
+	"net/netip"
+)
 
 // The sidecar's own ports and user. Dials to these ports are refused by the
 // sidecar; the admin port is reachable from outside the pod only.
@@ -35,3 +38,6 @@ type Config struct {
 
 // PortRange is a range of TCP ports, both ends included.
 type PortRange struct{ First, Last uint16 }
+
+// New gives the plan of a Config, or says which of its fields is wrong.
+func New(c Config) (Plan, error) { return Plan{}, errors.New("redirect plan: not built yet") }
