@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/heddle-mesh/heddle/internal/packet"
+)
+
+// tally is what a capture shows of the traffic between pods.
+type tally struct {
+	Files                   []string
+	Frames                  int // of any kind
+	TLSPackets, TLSBytes    int // with payload, inside mesh TLS
+	PlainPackets            int // with payload, outside it
+	PlainBytes              int
+	Secrets                 int // packets that show the demo's secret word
+	Streams, MeshStreams    int // directions of TCP connections; ours by ALPN or its answer
+	PlainFrom               map[string]int
+	Midway                  int // streams whose start is not in the capture
+	firstPlain, firstSecret string
+}
+
+// share is the part of the pods' payload packets that went over mesh TLS.
+func (t *tally) share() float64 {
+	if t.TLSPackets+t.PlainPackets == 0 {
+		return 0
+	}
+	return float64(t.TLSPackets) / float64(t.TLSPackets+t.PlainPackets)
+}
+
+// observer reads the captures of all nodes' bridges. A packet that crosses
+// nodes is in two files: it is counted in the file of its source's node.
+type observer struct {
+	tally
+	secret  []byte
+	streams map[direction]*stream
+}
+
+type direction struct{ from, to netip.AddrPort }
+
+// stream follows one direction of a TCP connection and checks that every byte
+// of it lies inside a TLS record (RFC 8446 §5.1).
+type stream struct {
+	next    uint32 // sequence number expected
+	need    int    // bytes of the present record still to come
+	head    []byte // part of a record's header
+	early   map[uint32][]byte
+	plain   bool
+	opening []byte // the first bytes, to find the ALPN
+}
+
+const (
+	openingLen = 2048        // a ClientHello with hybrid key share fits
+	maxRecord  = 16384 + 256 // RFC 8446 §5.2
+	maxEarly   = 256         // out-of-order segments kept for one stream
+	alpnPrefix = "heddle/"
+	recordHead = 5
+	typeFirst  = 20 // change_cipher_spec
+	typeLast   = 23 // application_data
+)
+
+func newObserver(secret string) *observer {
+	o := &observer{secret: []byte(secret), streams: map[direction]*stream{}}
+	o.PlainFrom = map[string]int{}
+	return o
+}
+
+// read takes in the capture of one node's bridge. isPod says whether an
+// address is a pod's; here are the node's own pod ranges.
+func (o *observer) read(file string, here []netip.Prefix, isPod func(netip.Addr) bool) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	o.Files = append(o.Files, file)
+	err = packet.ReadCapture(f, func(_ time.Time, frame []byte) {
+		o.Frames++
+		p, err := packet.Ethernet(frame)
+		if err != nil || p.Protocol != packet.TCP || !isPod(p.Source.Addr()) || !isPod(p.Destination.Addr()) || !within(here, p.Source.Addr()) {
+			return
+		}
+		o.segment(p)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+func within(ps []netip.Prefix, a netip.Addr) bool {
+	for _, p := range ps {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *observer) segment(p packet.Packet) {
+	key := direction{p.Source, p.Destination}
+	if p.Flags&packet.SYN != 0 {
+		if s := o.streams[key]; s == nil || s.next != p.Sequence+1 { // not a copy of the same SYN
+			o.streams[key] = &stream{next: p.Sequence + 1}
+			o.Streams++
+		}
+		return
+	}
+	if len(p.Payload) == 0 {
+		return
+	}
+	if bytes.Contains(p.Payload, o.secret) {
+		if o.Secrets++; o.firstSecret == "" {
+			o.firstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
+		}
+	}
+	s := o.streams[key]
+	if s == nil {
+		o.Midway++
+		s = &stream{plain: true} // unproven counts as plain
+		o.streams[key] = s
+	}
+	s.take(p.Sequence, p.Payload)
+	if s.plain {
+		o.PlainPackets, o.PlainBytes = o.PlainPackets+1, o.PlainBytes+len(p.Payload)
+		o.PlainFrom[fmt.Sprintf("%v > %v", p.Source.Addr(), p.Destination)]++
+		if o.firstPlain == "" {
+			o.firstPlain = fmt.Sprintf("%v > %v: %.60q", p.Source, p.Destination, p.Payload)
+		}
+		return
+	}
+	o.TLSPackets, o.TLSBytes = o.TLSPackets+1, o.TLSBytes+len(p.Payload)
+}
+
+// finish counts the connections that named one of our protocols by ALPN: that
+// TLS is the mesh's, with certificates on both sides, and not an application's.
+func (o *observer) finish() {
+	for key, s := range o.streams {
+		if n := len(s.early); n > 0 { // what a gap hides was never checked
+			s.plain = true
+			o.TLSPackets, o.PlainPackets = o.TLSPackets-n, o.PlainPackets+n
+		}
+		back := o.streams[direction{key.to, key.from}]
+		if !s.plain && (bytes.Contains(s.opening, []byte(alpnPrefix)) || back != nil && bytes.Contains(back.opening, []byte(alpnPrefix))) {
+			o.MeshStreams++
+		}
+	}
+}
+
+// take adds a segment and reads on as far as the bytes are in order.
+func (s *stream) take(seq uint32, b []byte) {
+	if s.plain {
+		return
+	}
+	if ahead := int32(seq - s.next); ahead > 0 {
+		if s.early == nil {
+			s.early = map[uint32][]byte{}
+		}
+		if len(s.early) == maxEarly {
+			s.plain = true // cannot be followed: unproven
+			return
+		}
+		s.early[seq] = bytes.Clone(b)
+		return
+	} else if -int(ahead) >= len(b) {
+		return // sent again
+	} else {
+		b = b[-ahead:]
+	}
+	s.records(b)
+	s.next += uint32(len(b))
+	for at, held := range s.early {
+		if int32(at-s.next) <= 0 {
+			delete(s.early, at)
+			s.take(at, held)
+			return
+		}
+	}
+}
+
+func (s *stream) records(b []byte) {
+	if room := openingLen - len(s.opening); room > 0 {
+		s.opening = append(s.opening, b[:min(room, len(b))]...)
+	}
+	for len(b) > 0 {
+		if s.need > 0 {
+			n := min(s.need, len(b))
+			s.need -= n
+			b = b[n:]
+			continue
+		}
+		n := min(recordHead-len(s.head), len(b))
+		s.head = append(s.head, b[:n]...)
+		b = b[n:]
+		if len(s.head) < recordHead {
+			return
+		}
+		size := int(binary.BigEndian.Uint16(s.head[3:]))
+		if s.head[0] < typeFirst || s.head[0] > typeLast || s.head[1] != 3 || s.head[2] > 4 || size > maxRecord {
+			s.plain = true
+			return
+		}
+		s.need, s.head = size, s.head[:0]
+	}
+}
