@@ -1,0 +1,60 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	pb "github.com/heddle-mesh/heddle/api/wire"
+)
+
+// errNotService refuses a delta to what has no endpoints.
+var errNotService = errors.New("a delta applies to a Service only")
+
+func apply(old *pb.Destination, delta *pb.DestinationDelta) (*pb.Destination, error) {
+	was := old.GetService()
+	if was == nil {
+		return nil, errNotService
+	}
+	now := was
+	if delta.Service != nil {
+		now = delta.Service
+		if len(now.Endpoints) != 0 {
+			return nil, errors.New("the Service of a delta carries endpoints")
+		}
+	}
+	endpoints, err := patch(was.Endpoints, delta)
+	if err != nil {
+		return nil, err
+	}
+	next := shallow(now)
+	next.Endpoints = endpoints
+	return &pb.Destination{Kind: &pb.Destination_Service{Service: next}}, nil
+}
+
+// patch removes, replaces and adds endpoints.
+func patch(was []*pb.Endpoint, delta *pb.DestinationDelta) ([]*pb.Endpoint, error) {
+	drop := make(map[string]bool, len(delta.Removed)+len(delta.Upserted))
+	for _, k := range delta.Removed {
+		drop[string(k)] = true
+	}
+	for _, e := range delta.Upserted {
+		if len(e.GetKey()) == 0 {
+			return nil, errors.New("an endpoint of a delta has no key")
+		}
+		if drop[string(e.Key)] {
+			return nil, fmt.Errorf("endpoint %x stands twice in a delta", e.Key)
+		}
+		drop[string(e.Key)] = true
+	}
+	out := make([]*pb.Endpoint, 0, len(was)+len(delta.Upserted))
+	for _, e := range was {
+		if !drop[string(e.Key)] {
+			out = append(out, e)
+		}
+	}
+	out = append(out, delta.Upserted...)
+	slices.SortStableFunc(out, func(a, b *pb.Endpoint) int { return bytes.Compare(a.Key, b.Key) })
+	return out, nil
+}
