@@ -6,7 +6,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 COMMIT  ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 LDFLAGS := -s -w -X github.com/heddle-mesh/heddle/internal/run.Version=$(VERSION) -X github.com/heddle-mesh/heddle/internal/run.Commit=$(COMMIT)
 PROGRAMS := heddle heddle-controlplane heddle-injector heddle-sidecar
-APPS := web orders stock shopper
+APPS := web orders stock shopper probe
 GO := CGO_ENABLED=0 go
 
 .PHONY: help build apps test unit netns demo bench e2e fuzz lint generate images check
