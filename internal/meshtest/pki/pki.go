@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -165,4 +166,22 @@ func sign(t testing.TB, template, parent *x509.Certificate, public any, key cryp
 		t.Fatalf("parse certificate: %v", err)
 	}
 	return cert
+}
+
+// RSAKey makes an RSA key; ours are P-256, but an external issuer's may not be.
+func RSAKey(t testing.TB, bits int) crypto.Signer {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, bits)
+	if err != nil {
+		t.Fatalf("make key: %v", err)
+	}
+	return key
+}
+
+// Sub lets a workload's SVID sign another, as no workload may.
+func Sub(t testing.TB, parent SVID, id string) SVID {
+	t.Helper()
+	a := &Authority{Intermediate: parent.Chain[0], key: parent.Key}
+	s := a.SVID(t, id)
+	return SVID{Chain: append(s.Chain[:1:1], parent.Chain...), Key: s.Key}
 }
