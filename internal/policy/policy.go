@@ -7,16 +7,13 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	"github.com/heddle-mesh/heddle/api/wire"
-	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
-
-// Compiled is an immutable policy, safe for concurrent use. The zero value
-// and nil deny everything.
-type Compiled struct{ ok bool }
 
 // Caller is who asks.
 type Caller struct {
@@ -27,34 +24,150 @@ type Caller struct {
 // Request is what is asked for.
 type Request struct {
 	Port uint16
-	// Path of the HTTP request; "" judges the connection, before any request.
+	// Path is the target of an HTTP request as it stands in the request line;
+	// "" judges the connection, before any request.
 	Path string
 }
 
 // Decision is the answer; the zero value refuses.
 type Decision struct {
 	Allow bool
-	// ProbeOnly: let in without identity because it may be a probe of the
-	// node. Nothing but a bare connect, or an HTTP request for which Decide,
-	// asked again with its Path, allows, may reach the application.
+	// ProbeOnly: let in although the rules refuse, because it may be a probe
+	// of the node. Nothing but a bare connect, or an HTTP request for which
+	// Decide, asked again with its Path, allows, may reach the application.
 	ProbeOnly bool
-	Reason    telemetry.Reason // why refused; "" when allowed
-	Source    string           // the rule that decided, kind/namespace/name#rule; "" none did
-	Audit     string           // an audit rule that matches; to be logged
+	Reason    Reason // why refused; "" when allowed
+	Source    string // the rule that decided, kind/namespace/name#rule; "": none did
+	Audit     string // an audit rule that matches, to be logged
 }
 
-// Compile reads p. own is the trust domain in which a rule's namespaces are
-// names. It never fails: a part that cannot be understood makes the whole
-// deny, as Broken says.
-func Compile(p *wire.InboundPolicy, own spiffeid.TrustDomain) *Compiled {
-	return &Compiled{ok: p != nil && !own.IsZero()}
-}
+// Reason is a word of telemetry's table of reasons, which level 1 of the house
+// cannot import; convert it.
+type Reason string
 
-// Mode is the mTLS mode of a port: permissive or strict.
-func (c *Compiled) Mode(port uint16) wire.MtlsMode { return wire.MtlsMode_MTLS_MODE_STRICT }
+// The reasons for which Decide refuses.
+const (
+	PlaintextRefused Reason = "plaintext_refused"
+	AccessDenied     Reason = "access_denied"
+)
 
-// Broken lists what cannot be understood, for status and logs.
-func (c *Compiled) Broken() []string { return nil }
+// noPolicy is the Source of a refusal by nil, the zero value or a policy that
+// never came.
+const noPolicy = "no policy"
 
 // Decide judges a connection (Path "") or a request. It does not allocate.
-func Decide(c *Compiled, who Caller, req Request) Decision { return Decision{} }
+//
+// Any deny that matches wins. Once an allow or deny rule selects the pod, what
+// no allow covers is refused. Without a proven identity a caller cannot show
+// that a deny of identities or namespaces does not mean it, so that deny
+// matches it. A broken policy refuses all but the node's probes: refusing
+// those would restart the pod, and nobody else can send them.
+func Decide(c *Compiled, who Caller, req Request) Decision {
+	if c == nil || !c.ok {
+		return Decision{Reason: AccessDenied, Source: noPolicy}
+	}
+	who.Addr = who.Addr.Unmap().WithZone("")
+	d := c.judge(who, req)
+	if !d.Allow && who.ID.IsZero() && c.probed(who.Addr, req) {
+		return Decision{Allow: true, ProbeOnly: true, Audit: d.Audit}
+	}
+	return d
+}
+
+func (c *Compiled) judge(who Caller, req Request) Decision {
+	if len(c.broken) > 0 {
+		return Decision{Reason: AccessDenied, Source: c.broken[0]}
+	}
+	plain := who.ID.IsZero()
+	if plain && c.Mode(req.Port) != wire.MtlsMode_MTLS_MODE_PERMISSIVE {
+		return Decision{Reason: PlaintextRefused}
+	}
+	var d Decision
+	for i := range c.rules {
+		r := &c.rules[i]
+		switch {
+		case r.action == allow:
+			if !d.Allow && r.covers(who, req) {
+				d.Allow, d.Source = true, r.source
+			}
+		case r.action == audit:
+			if d.Audit == "" && r.covers(who, req) {
+				d.Audit = r.source
+			}
+		case r.mayMean(who, req):
+			return Decision{Reason: AccessDenied, Source: r.source, Audit: d.Audit}
+		}
+	}
+	if !d.Allow && c.selected {
+		return Decision{Reason: AccessDenied, Audit: d.Audit}
+	}
+	d.Allow = true
+	return d
+}
+
+// probed: the node may probe this port, or this very path.
+func (c *Compiled) probed(addr netip.Addr, req Request) bool {
+	if !slices.Contains(c.nodes, addr) {
+		return false
+	}
+	for _, p := range c.probes {
+		if p.port == req.Port && (req.Path == "" || req.Path == p.path) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers: everything that the rule says is proven of the caller.
+func (r *rule) covers(who Caller, req Request) bool {
+	return !r.l7 && r.at(who.Addr, req.Port) && (!r.named || !who.ID.IsZero() && r.names(who.ID))
+}
+
+// mayMean: nothing that is proven of the caller says that the rule does not
+// mean it.
+func (r *rule) mayMean(who Caller, req Request) bool {
+	return r.at(who.Addr, req.Port) && (!r.named || who.ID.IsZero() || r.names(who.ID))
+}
+
+// at compares what needs no identity.
+func (r *rule) at(addr netip.Addr, port uint16) bool {
+	if len(r.ports) > 0 && !slices.Contains(r.ports, port) {
+		return false
+	}
+	if len(r.prefixes) == 0 {
+		return true
+	}
+	for _, p := range r.prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// names compares a proven identity.
+func (r *rule) names(id spiffeid.ID) bool {
+	s := id.String()
+	return r.identities.match(s) && r.namespaces.match(s)
+}
+
+// names of callers: any of them; an empty list names all.
+type names []name
+
+// name is an exact SPIFFE ID, or the beginning of some, ending in a slash.
+type name struct {
+	text   string
+	prefix bool
+}
+
+func (n names) match(id string) bool {
+	if len(n) == 0 {
+		return true
+	}
+	for i := range n {
+		if n[i].prefix && len(id) > len(n[i].text) && strings.HasPrefix(id, n[i].text) || n[i].text == id {
+			return true
+		}
+	}
+	return false
+}

@@ -165,7 +165,8 @@ type Pod struct {
 	ServiceAccount       string
 	IPs                  []netip.Addr
 	HostNetwork          bool
-	Phase                string // Pending, Running, Succeeded, Failed, Unknown
+	Created              time.Time // zero: not said
+	Phase                string    // Pending, Running, Succeeded, Failed, Unknown
 	Ready                bool
 	Terminating          bool // deletionTimestamp is set
 	Meshed               bool // carries our sidecar (annotation heddle.dev/status)
@@ -190,6 +191,7 @@ type Probe struct {
 // Service is a Kubernetes Service.
 type Service struct {
 	Namespace, Name        string
+	Created                time.Time // zero: not said
 	Labels                 map[string]string
 	Annotations            map[string]string
 	Type                   string // ClusterIP, NodePort, LoadBalancer, ExternalName
