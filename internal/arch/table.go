@@ -62,7 +62,7 @@ var doors = []Door{
 	{"github.com/miekg/dns", []string{"internal/lab"}, false, "only the lab serves names; the product leaves DNS alone"},
 	{"github.com/spf13/cobra", []string{"cmd/heddle"}, false, "one program has subcommands for people"},
 	{"github.com/spf13/pflag", []string{"cmd/heddle"}, false, "comes with cobra"},
-	{"github.com/fsnotify/fsnotify", []string{"internal/source", "injector"}, false, "watching folders is the files door's work, and certificates'"},
+	{"github.com/fsnotify/fsnotify", []string{"internal/source", "internal/lab"}, false, "folders of manifests are watched where they are read"},
 	{"github.com/google/go-cmp", nil, true, "differences in tests"},
 	{"golang.org/x/sys", nil, true, "system calls Go's library leaves out; an extension of it"},
 	{"golang.org/x/net", []string{"internal/wire", "internal/lab", "internal/meshtest", "sidecar", "e2e"}, true, "HTTP/2 frames and ICMP"},
