@@ -111,6 +111,9 @@ func one(doc map[string]any, namespace string, f edit) ([]Edited, error) {
 		if _, err := Apply(node, r.Patch); err != nil {
 			return nil, fmt.Errorf("%s: apply patch: %w", object, err)
 		}
+		if meta, _ := node["metadata"].(map[string]any); path != "" && len(meta) == 0 {
+			delete(node, "metadata") // what we may have added goes with what we took
+		}
 	}
 	return []Edited{{Object: object, Result: r}}, nil
 }
