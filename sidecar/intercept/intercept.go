@@ -1,27 +1,22 @@
 // Package intercept is how connections come to the sidecar: it installs the
-// redirect (Init, Clean), opens the two listeners, tells for an accepted
-// connection where it was going, and proves at run time that the redirect
-// works (Probe). What becomes of a connection is not its concern: that is
-// sidecar/outbound and sidecar/inbound. cmd/heddle-sidecar and sidecar call it.
+// redirect (Init, Clean), opens the listeners, tells for an accepted connection
+// where it was going, and proves at run time that the redirect works (Probe).
+// What becomes of a connection is not its concern: that is sidecar/outbound and
+// sidecar/inbound. cmd/heddle-sidecar and sidecar call it.
 package intercept
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
+	"slices"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/internal/netfilter"
 	"github.com/heddle-mesh/heddle/internal/redirect"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
-
-// ErrNotCaptured says that a connection did not come through the redirect:
-// somebody dialled the sidecar's listener itself.
-var ErrNotCaptured = errors.New("connection was not redirected to us")
 
 // Options of Init besides what is redirected.
 type Options struct {
@@ -30,64 +25,71 @@ type Options struct {
 }
 
 // Init installs the redirect in the present network namespace. It can be
-// repeated, and replaces what an earlier run wrote while traffic runs.
+// repeated, and replaces what an earlier run wrote while traffic runs, by
+// whatever back end that was. An error means that the redirect is not whole:
+// the pod must not start.
 func Init(ctx context.Context, c redirect.Config, o Options) error {
-	return errors.New("not built yet")
+	log := telemetry.Discard(o.Log)
+	plan, err := redirect.New(c)
+	if err != nil {
+		return err
+	}
+	backend, err := netfilter.Choose(ctx, o.Backend, log)
+	if err != nil {
+		return err
+	}
+	if err := netfilter.Apply(ctx, backend, plan, log); err != nil {
+		return err
+	}
+	if err := netfilter.Verify(ctx, backend, plan); err != nil {
+		if backend == netfilter.NFTables {
+			return err
+		}
+		// Another version of iptables may word the same rule differently, and
+		// has said that it committed ours. The self-test of the running
+		// sidecar decides.
+		log.Warn("rules read back differ from the plan", "backend", string(backend), "err", err)
+	}
+	// The other back ends' rules go last: until then connections are redirected
+	// by either. What cannot even be looked at does not keep the pod down: it
+	// would redirect to the same ports.
+	if err := netfilter.Clean(ctx, backend, log); err != nil {
+		log.Warn("cannot tell whether another back end still holds rules of ours", "err", err)
+	}
+	log.Info("redirect installed", "backend", string(backend), "rules", len(plan.Rules))
+	return nil
 }
 
 // Clean removes every redirect of ours, of all back ends and both families.
-func Clean(ctx context.Context, log *slog.Logger) error { return errors.New("not built yet") }
-
-// OriginalDst gives the address that the client of c dialled before the
-// redirect, ErrNotCaptured if the connection was not redirected.
-func OriginalDst(c *net.TCPConn) (netip.AddrPort, error) {
-	return netip.AddrPort{}, errors.New("not built yet")
+// Connections that were redirected break once the kernel stops tracking them.
+func Clean(ctx context.Context, log *slog.Logger) error {
+	return netfilter.Clean(ctx, "", log)
 }
 
-// IsOwnPort tells whether a port is one of the sidecar's own, to which the
-// sidecar must refuse to connect when the address is the pod's own.
-func IsOwnPort(port uint16) bool { return false }
+// ErrNotCaptured says that a connection did not come through the redirect:
+// somebody dialled the sidecar's listener itself.
+var ErrNotCaptured = errors.New("connection was not redirected to us")
 
-// ListenOutbound opens the listeners for what the pod's programs dial: one
-// per family, on loopback.
-func ListenOutbound(ctx context.Context) ([]*net.TCPListener, error) {
-	return nil, errors.New("not built yet")
+// IsOwnPort tells whether a port is one of the sidecar's own.
+func IsOwnPort(port uint16) bool {
+	switch port {
+	case redirect.OutboundPort, redirect.InboundPort, redirect.ProbePort, redirect.AdminPort:
+		return true
+	}
+	return false
 }
 
-// ListenInbound opens the listeners for what is dialled from outside the pod,
-// on all addresses.
-func ListenInbound(ctx context.Context) ([]*net.TCPListener, error) {
-	return nil, errors.New("not built yet")
+// IsOwn tells whether a destination is the sidecar itself: one of its ports at
+// loopback or at an address of its pod. A connection that was redirected must
+// not be forwarded to such a destination; it would talk to the sidecar in the
+// sidecar's name, or to itself without end. The same ports of another pod are
+// destinations as any other.
+func IsOwn(dst netip.AddrPort, pod []netip.Addr) bool {
+	addr := dst.Addr().Unmap().WithZone("")
+	return IsOwnPort(dst.Port()) && (addr.IsLoopback() || addr.IsUnspecified() || slices.Contains(pod, addr))
 }
 
-// ProbeConfig is what a Probe needs.
-type ProbeConfig struct {
-	Log      *slog.Logger
-	OnChange func(*wire.CaptureState) // called from Run when a verdict changes
+// wrap names the listener in an error.
+func wrapListen(what string, err error) error {
+	return fmt.Errorf("listen for %s connections: %w", what, err)
 }
-
-// Probe proves that outbound connections are redirected.
-type Probe struct{}
-
-// NewProbe gives a Probe that has tried nothing yet.
-func NewProbe(c ProbeConfig) *Probe { return &Probe{} }
-
-// Handle answers the probe's own connection. The outbound acceptor calls it
-// with each connection's original destination; true: it was the probe and is
-// dealt with, closed.
-func (p *Probe) Handle(c net.Conn, origDst netip.AddrPort) bool { return false }
-
-// Check dials the probe addresses once, in both families.
-func (p *Probe) Check(ctx context.Context) *wire.CaptureState { return nil }
-
-// Run checks until ctx ends.
-func (p *Probe) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-
-// State gives the newest verdicts; read-only.
-func (p *Probe) State() *wire.CaptureState { return nil }
-
-// Ready tells whether every family the pod has is proven, else why not.
-func (p *Probe) Ready() (bool, string) { return false, "not built yet" }
-
-// Collectors are the probe's metrics.
-func (p *Probe) Collectors() []prometheus.Collector { return nil }
