@@ -4,14 +4,19 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	pb "github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/internal/identity"
+	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
@@ -28,21 +33,22 @@ type Config[T any] struct {
 	Identity    *identity.Store     // kept up to date with SVID and bundles
 	Version     string              // of this program
 	Log         *slog.Logger
-	Metrics     *telemetry.Registry // nil: not counted
-	// Dial replaces net.Dialer, for tests.
+	Metrics     *telemetry.Registry // nil: not shown
+	// Dial replaces net.Dialer and name resolution, for tests.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 
 	// Compile makes a T of what stands at an address; prev is what it made of
 	// the version before (the zero T: there was none), so that state can be
-	// kept. Called from one goroutine at a time for one address.
-	Compile func(prev T, d *wire.Destination) T
+	// kept. Called from one goroutine at a time for one address. It must not
+	// change d, which is shared with versions before and after.
+	Compile func(prev T, d *pb.Destination) T
 	// OnInbound and OnMesh are called with each new version, never
-	// concurrently. They must not block.
-	OnInbound func(*wire.InboundPolicy)
-	OnMesh    func(*wire.MeshSettings)
-	// Report gives what only this peer can see, sent with each heartbeat if it
+	// concurrently; nil: not told. They must not block.
+	OnInbound func(*pb.InboundPolicy)
+	OnMesh    func(*pb.MeshSettings)
+	// Report gives what only this peer can see, sent with a heartbeat when it
 	// changed; nil func or nil result: nothing.
-	Report func() *wire.Report
+	Report func() *pb.Report
 
 	MaxIdle   int           // entries kept without a holder; zero: 1,000
 	IdleAfter time.Duration // entries without a holder are dropped after this; zero: 10 min
@@ -50,39 +56,27 @@ type Config[T any] struct {
 
 // Client is the sidecar's connection to the control plane.
 type Client[T any] struct {
-	cfg   Config[T]
-	ready chan struct{}
+	cfg          Config[T]
+	log          *slog.Logger
+	controlPlane spiffeid.ID // set by Run
+	ready        chan struct{}
+	identified   chan struct{} // closed once there is an SVID
+	kick         chan struct{} // one signal: get a new SVID now
+	refused      atomic.Uint64 // updates we did not take
+	table        table[T]
+
+	mu    sync.Mutex
+	state State
+	heard time.Time // anything from the control plane; at first, our start
+	has   map[string]held
+	named bool // an SVID was set
 }
 
-// New gives a Client that does nothing until Run.
-func New[T any](cfg Config[T]) *Client[T] {
-	return &Client[T]{cfg: cfg, ready: make(chan struct{})}
+// held is what we have of a resource that is no address.
+type held struct {
+	version  []byte
+	revision uint64
 }
-
-// Run gets and renews the identity and holds the stream, until ctx ends.
-func (c *Client[T]) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-
-// Ready is closed once identity, bundle, mesh settings and inbound policy were
-// received.
-func (c *Client[T]) Ready() <-chan struct{} { return c.ready }
-
-// Lookup gives what stands at an address and counts the caller as a holder
-// until Entry.Release. The first caller for an address waits for the control
-// plane's answer, at most lookupWait. While it cannot be asked, an address
-// outside the cluster's prefixes is External and one inside is ErrUnknown, at
-// once; whatever was looked up before keeps its last answer.
-func (c *Client[T]) Lookup(ctx context.Context, addr netip.Addr) (*Entry[T], error) {
-	return nil, ErrUnknown
-}
-
-// Entry is one address as the control plane last told it.
-type Entry[T any] struct{ value atomic.Pointer[T] }
-
-// Load gives the newest version. It never blocks.
-func (e *Entry[T]) Load() T { return *e.value.Load() }
-
-// Release ends what Lookup began. Call it once.
-func (e *Entry[T]) Release() {}
 
 // State is how the client stands to the control plane.
 type State struct {
@@ -95,5 +89,86 @@ type State struct {
 	LastError string        // of the last attempt; empty while connected
 }
 
+// New gives a Client that does nothing until Run.
+func New[T any](cfg Config[T]) *Client[T] {
+	if cfg.MaxIdle == 0 {
+		cfg.MaxIdle = maxIdle
+	}
+	if cfg.IdleAfter == 0 {
+		cfg.IdleAfter = idleAfter
+	}
+	c := &Client[T]{
+		cfg: cfg, log: telemetry.Discard(cfg.Log),
+		ready: make(chan struct{}), identified: make(chan struct{}), kick: make(chan struct{}, 1),
+		has: map[string]held{}, heard: time.Now(),
+	}
+	c.state.Since = c.heard
+	c.table.init(cfg)
+	c.register(cfg.Metrics)
+	return c
+}
+
+// Run gets and renews the identity and holds the stream, until ctx ends. It
+// fails at once only on a Config that cannot work.
+func (c *Client[T]) Run(ctx context.Context) error {
+	td, err := spiffeid.TrustDomainFromString(c.cfg.TrustDomain)
+	if err != nil {
+		return fmt.Errorf("trust domain %q: %w", c.cfg.TrustDomain, err)
+	}
+	c.controlPlane, err = spiffeid.FromSegments(td, "ns", "heddle-system", "sa", "heddle-controlplane")
+	if err != nil {
+		return fmt.Errorf("control plane's identity: %w", err)
+	}
+	if err := c.cfg.Identity.SetBundles(map[spiffeid.TrustDomain][]*x509.Certificate{td: c.cfg.Roots}); err != nil {
+		return fmt.Errorf("trust the given roots: %w", err)
+	}
+	g := run.NewGroup(ctx)
+	g.Go("identity", c.keepIdentity)
+	g.Go("control stream", c.keepStream)
+	g.Go("idle destinations", c.table.sweep)
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// Ready is closed once identity, bundle, mesh settings and inbound policy were
+// received.
+func (c *Client[T]) Ready() <-chan struct{} { return c.ready }
+
+// Lookup gives what stands at an address and counts the caller as a holder
+// until Entry.Release. The first callers for an address wait for the control
+// plane's answer, at most lookupWait (2 s). While it is known to be out of
+// reach nobody waits: an address outside the cluster's prefixes is External
+// (and the true answer follows on reconnect), one inside is ErrUnknown. What
+// was looked up before keeps its last answer.
+func (c *Client[T]) Lookup(ctx context.Context, addr netip.Addr) (*Entry[T], error) {
+	return c.table.lookup(ctx, addr)
+}
+
 // State is for metrics and /debug.
-func (c *Client[T]) State() State { return State{} }
+func (c *Client[T]) State() State {
+	c.mu.Lock()
+	s := c.state
+	s.Age = time.Since(c.heard)
+	c.mu.Unlock()
+	s.Entries = c.table.size()
+	return s
+}
+
+// checkReady closes ready when all has come. The caller holds mu.
+func (c *Client[T]) checkReady() {
+	for _, name := range []string{nameBundle, nameMesh, nameInbound} {
+		if _, ok := c.has[name]; !ok {
+			return
+		}
+	}
+	if !c.named {
+		return
+	}
+	select {
+	case <-c.ready:
+	default:
+		close(c.ready)
+	}
+}
