@@ -13,29 +13,27 @@ type Verdict uint8
 const (
 	NeedMore  Verdict = iota // the prefix proves nothing yet
 	No                       // it is not what was asked for
-	Malformed                // it began as TLS but breaks its rules or our bounds
+	Malformed                // it began as a ClientHello but breaks its rules or our bounds
 	TLS                      // a whole ClientHello
 	HTTP1                    // an HTTP/1.x request line
 	HTTP2                    // the HTTP/2 connection preface
 )
 
-// MaxClientHello bounds how much a caller ever needs to peek, in bytes.
-const MaxClientHello = 16 << 10
-
-// Hello is what a ClientHello asks for.
-type Hello struct {
-	SNI  string
-	ALPN []string
+// String names the verdict for logs.
+func (v Verdict) String() string {
+	switch v {
+	case NeedMore:
+		return "need more"
+	case No:
+		return "no"
+	case Malformed:
+		return "malformed"
+	case TLS:
+		return "tls"
+	case HTTP1:
+		return "http/1"
+	case HTTP2:
+		return "http/2"
+	}
+	return "unknown"
 }
-
-// ClientHello reads a ClientHello: NeedMore, No, Malformed or TLS.
-func ClientHello(b []byte) (Hello, Verdict) { return Hello{}, No }
-
-// ClientHelloALPN is ClientHello for callers that only route by ALPN.
-func ClientHelloALPN(b []byte) ([]string, Verdict) {
-	h, v := ClientHello(b)
-	return h.ALPN, v
-}
-
-// Request tells whether a client speaks HTTP: NeedMore, No, HTTP1 or HTTP2.
-func Request(b []byte) Verdict { return No }
