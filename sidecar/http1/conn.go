@@ -1,0 +1,236 @@
+package http1
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/heddle-mesh/heddle/sidecar/tunnel"
+)
+
+// Buffer sizes: small for heads, then larger as long as reads fill them.
+const (
+	smallBuffer  = 4 << 10
+	mediumBuffer = 16 << 10
+	// largeBuffer holds the largest head, and four TLS records.
+	largeBuffer = MaxHead
+)
+
+var (
+	smallBuffers  = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
+	mediumBuffers = sync.Pool{New: func() any { return new([mediumBuffer]byte) }}
+	largeBuffers  = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
+)
+
+func takeBuffer(size int) []byte {
+	switch {
+	case size <= smallBuffer:
+		return smallBuffers.Get().(*[smallBuffer]byte)[:]
+	case size <= mediumBuffer:
+		return mediumBuffers.Get().(*[mediumBuffer]byte)[:]
+	}
+	return largeBuffers.Get().(*[largeBuffer]byte)[:]
+}
+
+func giveBuffer(b []byte) {
+	switch cap(b) {
+	case smallBuffer:
+		smallBuffers.Put((*[smallBuffer]byte)(b[:smallBuffer]))
+	case mediumBuffer:
+		mediumBuffers.Put((*[mediumBuffer]byte)(b[:mediumBuffer]))
+	case largeBuffer:
+		largeBuffers.Put((*[largeBuffer]byte)(b[:largeBuffer]))
+	}
+}
+
+// Conn is a connection, to a client or to an endpoint, with what was read of it
+// and not used yet. It holds no buffer while it is idle, if it is plain TCP.
+// One goroutine reads and one writes.
+type Conn struct {
+	net.Conn
+	// IdleSince belongs to the pool: when the connection became idle.
+	IdleSince time.Time
+	// Reused tells that it has already carried an exchange.
+	Reused bool
+	// Owner belongs to whoever opened it.
+	Owner any
+
+	buf    []byte
+	r, w   int
+	filled bool // the last read filled the buffer: larger ones pay
+
+	raw   syscall.RawConn // plain TCP only
+	onRaw func(fd uintptr) bool
+	rawN  int
+	rawE  error
+}
+
+var errBufferFull = errors.New("read buffer is full")
+
+// NewConn wraps c; read holds bytes that were already read from it.
+func NewConn(c net.Conn, read []byte) *Conn {
+	hc := &Conn{Conn: c}
+	if t, ok := c.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			hc.raw = raw
+			hc.onRaw = hc.readRaw
+		}
+	}
+	if len(read) > 0 {
+		hc.buf = takeBuffer(len(read))
+		hc.w = copy(hc.buf, read)
+	}
+	return hc
+}
+
+func (c *Conn) buffered() []byte { return c.buf[c.r:c.w] }
+
+func (c *Conn) consume(n int) {
+	if c.r += n; c.r == c.w {
+		c.r, c.w = 0, 0
+	}
+}
+
+// release gives an empty buffer back.
+func (c *Conn) release() {
+	if c.buf != nil && c.r == c.w {
+		giveBuffer(c.buf)
+		c.buf, c.r, c.w, c.filled = nil, 0, 0, false
+	}
+}
+
+// Park gives the buffer of an idle connection back.
+func (c *Conn) Park() { c.release() }
+
+// fill reads once. It makes room first: by moving what is there to the front,
+// by a larger buffer if that is full.
+func (c *Conn) fill() error {
+	if c.buf == nil && c.raw != nil {
+		return c.fillRaw()
+	}
+	if err := c.room(); err != nil {
+		return err
+	}
+	n, err := c.Conn.Read(c.buf[c.w:])
+	return c.took(n, err)
+}
+
+func (c *Conn) took(n int, err error) error {
+	c.w += n
+	c.filled = c.w == len(c.buf)
+	if n > 0 {
+		return nil // an error will come again
+	}
+	if err == nil {
+		return io.ErrNoProgress
+	}
+	return err
+}
+
+func (c *Conn) room() error {
+	switch {
+	case c.buf == nil:
+		c.buf = takeBuffer(smallBuffer)
+	case c.r == c.w:
+		c.r, c.w = 0, 0
+		if c.filled && len(c.buf) < largeBuffer {
+			size := len(c.buf) + 1
+			giveBuffer(c.buf)
+			c.buf = takeBuffer(size)
+		}
+	case c.w < len(c.buf):
+	case c.r > 0:
+		c.w = copy(c.buf, c.buf[c.r:c.w])
+		c.r = 0
+	case len(c.buf) == largeBuffer:
+		return errBufferFull
+	default:
+		larger := takeBuffer(len(c.buf) + 1)
+		c.w = copy(larger, c.buf[:c.w])
+		giveBuffer(c.buf)
+		c.buf = larger
+	}
+	return nil
+}
+
+// fillRaw waits for bytes before it takes a buffer.
+func (c *Conn) fillRaw() error {
+	c.rawN, c.rawE = 0, nil
+	if err := c.raw.Read(c.onRaw); err != nil {
+		return err
+	}
+	if c.rawE == nil && c.rawN == 0 {
+		return io.EOF
+	}
+	return c.took(c.rawN, c.rawE)
+}
+
+func (c *Conn) readRaw(fd uintptr) bool {
+	buf := takeBuffer(smallBuffer)
+	for {
+		n, err := unix.Read(int(fd), buf)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			giveBuffer(buf)
+			return false
+		case err != nil || n <= 0:
+			giveBuffer(buf)
+			c.rawE = err
+			return true
+		}
+		c.buf, c.r, c.w, c.rawN = buf, 0, 0, n
+		return true
+	}
+}
+
+// Alive looks, without blocking, whether an idle connection is still usable:
+// an endpoint that closed it, or that sent something unasked, is not.
+func (c *Conn) Alive() bool {
+	if c.r != c.w {
+		return false
+	}
+	events, ok := pollNow(c.Conn, unix.POLLIN|unix.POLLRDHUP)
+	return !ok || events == 0
+}
+
+// Close closes the connection and gives its buffer back. Nobody may be reading.
+func (c *Conn) Close() error {
+	err := c.Conn.Close()
+	c.r, c.w = 0, 0
+	c.release()
+	return err
+}
+
+// Abort closes with RST where that is possible, so that the other side does
+// not take what it got for the whole.
+func (c *Conn) Abort() {
+	tunnel.Reset(c.Conn)
+}
+
+// pollNow asks the kernel which of events are there; false: it cannot be asked.
+func pollNow(c net.Conn, events int16) (int16, bool) {
+	t := tunnel.TCP(c)
+	if t == nil {
+		return 0, false
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var got int16
+	ok := false
+	raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: events}}
+		if _, err := unix.Poll(p, 0); err == nil {
+			got, ok = p[0].Revents, true
+		}
+	})
+	return got, ok
+}

@@ -1,0 +1,334 @@
+package http1
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/heddle-mesh/heddle/internal/telemetry"
+)
+
+// Backend finds connections for requests and is told how they fared. Its calls
+// for one Relay come one after the other.
+type Backend interface {
+	// Open gives a connection for req, whose texts are valid until Open returns.
+	// From attempt 1 on it must be a new one, since one from the pool has just
+	// failed. An error that is a *Fault is what the client is told.
+	Open(ctx context.Context, req *Head, attempt int) (*Conn, error)
+	// Release takes a connection back, after each Open that gave one.
+	Release(up *Conn, o Outcome)
+	// Record is called once for each request, answered or not.
+	Record(x *Exchange)
+}
+
+// Outcome says what became of a connection in an exchange.
+type Outcome struct {
+	Reusable bool          // else it is to be closed
+	Failed   bool          // the endpoint broke off or did not speak HTTP
+	Latency  time.Duration // until the head of the answer
+}
+
+// Exchange is one request and its answer.
+type Exchange struct {
+	Status         int              // what the client was told; 0: nothing
+	Reason         telemetry.Reason // set if the answer is ours, or was cut
+	Replayed       bool
+	Start          time.Time
+	Duration       time.Duration // until the end of the answer
+	Sent, Received int64         // bytes to and from the client
+}
+
+// Config is what a Relay is to do besides relaying.
+type Config struct {
+	Backend Backend
+	// Client is appended to X-Forwarded-For; empty: the field is left alone.
+	Client string
+	// Fields are whole field lines, with CRLF, added to each request.
+	Fields string
+	// Guarded removes x-heddle-* fields from requests and answers, so that only
+	// sidecars can have written what an application or a client sees of them.
+	Guarded bool
+	// Quiet leaves x-heddle-reason out of our own answers (outside callers).
+	Quiet bool
+	// Draining, when true, has each answer end its connection; nil: never.
+	Draining func() bool
+}
+
+// Relay serves the requests of one client connection, one after the other.
+type Relay struct {
+	c        Config
+	down     *Conn
+	req, res Head
+	reqBody  body
+	resBody  body
+	reqEdit  edit
+	resEdit  edit
+	out      []byte // what is composed for the next write
+	x        Exchange
+	upload   upload
+	watch    watch
+}
+
+// NewRelay makes a relay for a client's connection.
+func NewRelay(down *Conn, c Config) *Relay {
+	r := &Relay{c: c, down: down}
+	if c.Draining == nil {
+		r.c.Draining = func() bool { return false }
+	}
+	if c.Client != "" {
+		r.reqEdit.client = []byte(c.Client)
+	}
+	r.reqEdit.extra = []byte(c.Fields)
+	r.reqEdit.noHeddle, r.resEdit.noHeddle = c.Guarded, c.Guarded
+	r.upload.done = make(chan struct{}, 1)
+	return r
+}
+
+// errCut says that an answer was broken off: the client must see a reset.
+var errCut = errors.New("answer cut off")
+
+// Serve relays until the client or we end the connection, which is closed
+// then. The error says why it ended before its time; nil: in order.
+func (r *Relay) Serve(ctx context.Context) error {
+	for {
+		if err := r.readRequest(); err != nil {
+			return r.close(err)
+		}
+		again, err := r.exchange(ctx)
+		if err != nil || !again {
+			return r.close(err)
+		}
+	}
+}
+
+// readRequest waits for a request and parses its head.
+func (r *Relay) readRequest() error {
+	r.req.Reset()
+	r.x = Exchange{}
+	r.giveOut()
+	r.down.release()
+	r.watch.enter(phaseIdle)
+	begun := false
+	for {
+		if b := r.down.buffered(); len(b) > 0 {
+			if !begun {
+				r.watch.enter(phaseHead)
+				begun = true
+			}
+			done, err := r.req.ParseRequest(b)
+			if done || err != nil {
+				r.x.Start = time.Now()
+				r.x.Received = int64(r.req.Len())
+				return err
+			}
+		} else if r.c.Draining() && r.down.Reused {
+			return io.EOF
+		}
+		err := r.fillDown()
+		switch {
+		case err == nil:
+		case begun && errors.Is(err, os.ErrDeadlineExceeded):
+			r.x.Start = time.Now()
+			return faultSlow
+		case begun && err == errBufferFull:
+			return faultTooLarge
+		case !begun && isRoutine(err):
+			return io.EOF
+		default:
+			return err
+		}
+	}
+}
+
+var faultSlow = &Fault{408, telemetry.ReasonRequestTimeout, "request head did not arrive in time"}
+
+// isRoutine tells the ends of idle connections that nobody need know of.
+func isRoutine(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed)
+}
+
+// exchange relays one request and its answer; true: the connection goes on.
+func (r *Relay) exchange(ctx context.Context) (bool, error) {
+	r.down.Reused = true
+	r.compose()
+	if err := r.firstBody(); err != nil {
+		return false, err
+	}
+	up, err := r.send(ctx)
+	if err != nil {
+		return r.answerFault(err)
+	}
+	if r.res.Status == 101 || r.req.isConnect && r.res.Status/100 == 2 {
+		return false, r.switchProtocols(ctx, up)
+	}
+	keep := r.composeAnswer()
+	err = r.stream(up)
+	complete := r.endUpload(up, err)
+	reusable := err == nil && complete && r.upReusable(up)
+	r.c.Backend.Release(up, Outcome{Reusable: reusable, Failed: err == errUpstream, Latency: r.watch.latency})
+	switch {
+	case err == nil:
+	case err == errUpstream:
+		r.x.Reason = telemetry.ReasonUpstreamReset
+		err = errCut
+	default:
+		r.x.Reason = telemetry.ReasonOK // the client went away
+	}
+	r.record(r.res.Status)
+	if err == nil && (!keep || !complete) {
+		r.linger(!complete)
+	}
+	return keep && complete, err
+}
+
+// compose puts the edited request head into out and consumes it.
+func (r *Relay) compose() {
+	r.reqBody = r.req.requestBody()
+	r.takeOut()
+	r.out = r.req.appendTo(r.out, &r.reqEdit)
+	if r.req.Minor == 0 && r.req.keepAlive {
+		r.out = append(r.out, "Connection: keep-alive\r\n"...)
+	}
+	r.out = append(r.out, "\r\n"...)
+	r.down.consume(r.req.Len())
+}
+
+// firstBody lets what is already here of the body leave with the head.
+func (r *Relay) firstBody() error {
+	b := r.down.buffered()
+	n, err := r.reqBody.take(b[:min(len(b), joinLimit)])
+	if err != nil {
+		return err
+	}
+	r.out = append(r.out, b[:n]...)
+	r.x.Received += int64(n)
+	r.down.consume(n)
+	return nil
+}
+
+// upReusable tells whether the endpoint's connection can carry another request.
+func (r *Relay) upReusable(up *Conn) bool {
+	if r.req.Minor == 0 && !(r.req.keepAlive && r.res.keepAlive) {
+		return false
+	}
+	return r.res.persistent() && r.resBody.framing != untilClose && up.r == up.w && !r.watch.halfClosed.Load()
+}
+
+// composeAnswer puts the edited head of the answer and the first of its body
+// into out and tells whether the client's connection goes on after it.
+func (r *Relay) composeAnswer() bool {
+	r.resBody = r.res.responseBody(&r.req)
+	keep := r.req.persistent() && !r.c.Draining() && r.resBody.framing != untilClose &&
+		!r.watch.halfClosed.Load() && r.upload.ending(&r.reqBody)
+	r.resEdit.noLengths = r.res.Status == 204
+	r.resEdit.asMinor1 = r.req.Minor == 1
+	r.out = r.res.appendTo(r.out[:0], &r.resEdit)
+	switch {
+	case !keep:
+		r.out = append(r.out, "Connection: close\r\n"...)
+	case r.req.Minor == 0:
+		r.out = append(r.out, "Connection: keep-alive\r\n"...)
+	}
+	r.out = append(r.out, "\r\n"...)
+	return keep
+}
+
+var errUpstream = errors.New("endpoint broke off its answer")
+
+// stream writes the answer's head and body to the client.
+func (r *Relay) stream(up *Conn) error {
+	up.consume(r.res.Len())
+	b := up.buffered()
+	n, err := r.resBody.take(b[:min(len(b), joinLimit)])
+	if err != nil {
+		return errUpstream
+	}
+	r.out = append(r.out, b[:n]...)
+	up.consume(n)
+	if err := r.writeDown(r.out); err != nil {
+		return err
+	}
+	r.giveOut() // a long answer needs it no more
+	if !r.resBody.done() {
+		r.watch.enter(phaseBody)
+	}
+	for !r.resBody.done() {
+		if up.r == up.w {
+			err := up.fill()
+			if err == io.EOF && r.resBody.framing == untilClose {
+				return nil
+			}
+			if err != nil {
+				return errUpstream
+			}
+		}
+		n, err := r.resBody.take(up.buffered())
+		if n > 0 {
+			if err := r.writeDown(up.buffered()[:n]); err != nil {
+				return err
+			}
+			up.consume(n)
+		}
+		if err != nil {
+			return errUpstream
+		}
+	}
+	return nil
+}
+
+func (r *Relay) writeDown(b []byte) error {
+	n, err := r.down.Write(b)
+	r.x.Sent += int64(n)
+	return err
+}
+
+// record tells the Backend of the exchange.
+func (r *Relay) record(status int) {
+	r.x.Status = status
+	if r.x.Start.IsZero() {
+		r.x.Start = time.Now()
+	}
+	r.x.Duration = time.Since(r.x.Start)
+	r.x.Received += r.upload.bytes
+	r.c.Backend.Record(&r.x)
+}
+
+func (r *Relay) takeOut() {
+	if r.out == nil {
+		r.out = takeBuffer(mediumBuffer)[:0]
+	}
+	r.out = r.out[:0]
+}
+
+// giveOut gives the buffer back, unless a large head made append replace it:
+// then it is garbage.
+func (r *Relay) giveOut() {
+	if r.out != nil {
+		giveBuffer(r.out)
+		r.out = nil
+	}
+}
+
+// close ends the client's connection: with an answer if it asked for something
+// we refuse, with a reset if it must not take what it has for the whole.
+func (r *Relay) close(err error) error {
+	var f *Fault
+	switch {
+	case errors.As(err, &f):
+		r.down.Reused = true
+		if r.answer(f, false) == nil {
+			r.linger(true)
+		}
+		r.record(f.Status)
+	case err == nil, err == io.EOF:
+		err = nil
+	default:
+		r.down.Abort()
+	}
+	r.giveOut()
+	r.down.Close()
+	return err
+}
