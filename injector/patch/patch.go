@@ -170,6 +170,14 @@ var protected = map[string]bool{
 // Validate says what is wrong with the settings of the mesh. Patch takes a
 // valid Config only.
 func (c Config) Validate() error {
+	if err := c.ValidateFlags(); err != nil {
+		return err
+	}
+	return checkBundle(c.TrustBundle)
+}
+
+// ValidateFlags is Validate without the trust bundle, which may come later.
+func (c Config) ValidateFlags() error {
 	host, port, err := net.SplitHostPort(c.ControlPlane)
 	if err != nil || host == "" || strings.ContainsAny(host, " \t$") {
 		return fmt.Errorf("control plane %q: want host:port", c.ControlPlane)
@@ -183,13 +191,13 @@ func (c Config) Validate() error {
 	if c.SidecarCommand == "" || c.SidecarImage == "" {
 		return errors.New("sidecar's image or command is empty")
 	}
-	return CheckBundle(c.TrustBundle)
+	return nil
 }
 
-// CheckBundle says whether text is a trust bundle: one or more PEM blocks,
+// checkBundle says whether text is a trust bundle: one or more PEM blocks,
 // certificates all. Anything else, a private key above all, must not travel
 // into every pod.
-func CheckBundle(text string) error {
+func checkBundle(text string) error {
 	rest, n := []byte(text), 0
 	for {
 		var block *pem.Block
@@ -235,7 +243,7 @@ const quotedBytes = 60
 
 func quote(v string) string {
 	if len(v) > quotedBytes {
-		return strconv.Quote(v[:quotedBytes]) + "…"
+		return strconv.Quote(v[:quotedBytes]) + "..."
 	}
 	return strconv.Quote(v)
 }

@@ -1,0 +1,133 @@
+// Package injector runs the injector: it watches the world and the trust
+// bundle, keeps the webhook's certificate, and serves reviews, readiness and
+// metrics. What is done to a pod is decided in injector/patch, the review is
+// answered in injector/webhook. cmd/heddle-injector calls it.
+package injector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/heddle-mesh/heddle/injector/patch"
+	"github.com/heddle-mesh/heddle/injector/webhook"
+	"github.com/heddle-mesh/heddle/internal/run"
+	"github.com/heddle-mesh/heddle/internal/source"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
+)
+
+// Bounds of both servers. The API server waits 30 s for a webhook at most
+// (timeoutSeconds), and a pod is small.
+const (
+	headerTimeout = 5 * time.Second
+	readTimeout   = 10 * time.Second
+	writeTimeout  = 15 * time.Second
+	idleTimeout   = 90 * time.Second // API servers reuse connections
+	maxHeader     = 64 << 10
+	drainTimeout  = 10 * time.Second // a review under way ends well before
+)
+
+// Config of the injector.
+type Config struct {
+	Listen    string   // host:port of the webhook, TLS
+	Metrics   string   // host:port of /metrics, /ready and /live, plain
+	CertDir   string   // serving certificate; empty folder: we make one
+	CertNames []string // names of a certificate we make
+	// TrustBundle is a PEM file with the roots that sidecars trust first; it
+	// is read again when it changes.
+	TrustBundle string
+	Source      source.Source
+	Mesh        patch.Config // its TrustBundle is filled in from the file
+	Log         *slog.Logger // nil: discard
+}
+
+// Run serves until ctx ends or a part fails.
+func Run(ctx context.Context, cfg Config) error {
+	cfg.Log = telemetry.Discard(cfg.Log)
+	bundle := newBundle(cfg.TrustBundle, cfg.Mesh, cfg.Log)
+	certs := webhook.NewCerts(webhook.CertConfig{Dir: cfg.CertDir, Names: cfg.CertNames, Log: cfg.Log})
+	handler := webhook.New(webhook.Config{Snapshot: cfg.Source.Snapshot, Mesh: bundle.mesh, Log: cfg.Log})
+
+	reviews, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen for reviews: %w", err)
+	}
+	metrics, err := net.Listen("tcp", cfg.Metrics)
+	if err != nil {
+		return fmt.Errorf("listen for metrics: %w", errors.Join(err, reviews.Close()))
+	}
+	registry := telemetry.NewRegistry(cfg.Mesh.Version)
+	registry.Register(handler.Collectors()...)
+	ready := readiness{source: cfg.Source, bundle: bundle, certs: certs, address: reviews.Addr()}
+
+	g := run.NewGroup(ctx)
+	g.Go("source", cfg.Source.Run)
+	g.Go("trust bundle", bundle.run)
+	g.Go("certificate", certs.Run)
+	g.Go("webhook", func(ctx context.Context) error {
+		srv := server(webhookRoutes(handler), cfg.Log)
+		srv.TLSConfig = certs.TLS()
+		return serve(ctx, srv, func() error { return srv.ServeTLS(reviews, "", "") })
+	})
+	g.Go("metrics", func(ctx context.Context) error {
+		srv := server(metricsRoutes(registry, ready), cfg.Log)
+		return serve(ctx, srv, func() error { return srv.Serve(metrics) })
+	})
+	cfg.Log.Info("injector started", "listen", reviews.Addr().String(), "metrics", metrics.Addr().String(), "version", cfg.Mesh.Version)
+	return g.Wait()
+}
+
+func webhookRoutes(h http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/inject", h)
+	mux.HandleFunc("GET /live", live)
+	return mux
+}
+
+func metricsRoutes(registry *telemetry.Registry, ready readiness) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", registry.Handler())
+	mux.HandleFunc("GET /live", live)
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
+		if err := ready.check(r.Context()); err != nil {
+			http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ready")
+	})
+	return mux
+}
+
+func live(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "live") }
+
+func server(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug), // strangers' handshakes
+	}
+}
+
+// serve runs a server until ctx ends, then lets what is under way finish.
+func serve(ctx context.Context, srv *http.Server, listen func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- listen() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	err := srv.Shutdown(drain)
+	if err != nil {
+		err = errors.Join(err, srv.Close())
+	}
+	<-ended
+	return err
+}
