@@ -18,8 +18,8 @@ func apply(old *pb.Destination, delta *pb.DestinationDelta) (*pb.Destination, er
 		return nil, errNotService
 	}
 	now := was
-	if delta.Service != nil {
-		now = delta.Service
+	if delta.GetService() != nil {
+		now = delta.GetService()
 		if len(now.Endpoints) != 0 {
 			return nil, errors.New("the Service of a delta carries endpoints")
 		}
@@ -35,11 +35,11 @@ func apply(old *pb.Destination, delta *pb.DestinationDelta) (*pb.Destination, er
 
 // patch removes, replaces and adds endpoints.
 func patch(was []*pb.Endpoint, delta *pb.DestinationDelta) ([]*pb.Endpoint, error) {
-	drop := make(map[string]bool, len(delta.Removed)+len(delta.Upserted))
-	for _, k := range delta.Removed {
+	drop := make(map[string]bool, len(delta.GetRemoved())+len(delta.GetUpserted()))
+	for _, k := range delta.GetRemoved() {
 		drop[string(k)] = true
 	}
-	for _, e := range delta.Upserted {
+	for _, e := range delta.GetUpserted() {
 		if len(e.GetKey()) == 0 {
 			return nil, errors.New("an endpoint of a delta has no key")
 		}
@@ -48,13 +48,13 @@ func patch(was []*pb.Endpoint, delta *pb.DestinationDelta) ([]*pb.Endpoint, erro
 		}
 		drop[string(e.Key)] = true
 	}
-	out := make([]*pb.Endpoint, 0, len(was)+len(delta.Upserted))
+	out := make([]*pb.Endpoint, 0, len(was)+len(delta.GetUpserted()))
 	for _, e := range was {
 		if !drop[string(e.Key)] {
 			out = append(out, e)
 		}
 	}
-	out = append(out, delta.Upserted...)
+	out = append(out, delta.GetUpserted()...)
 	slices.SortStableFunc(out, func(a, b *pb.Endpoint) int { return bytes.Compare(a.Key, b.Key) })
 	return out, nil
 }

@@ -114,7 +114,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 }
 
 // serverCreds remembers the raw connection, so that a stream can be aborted.
-type serverCreds struct{ credentials.TransportCredentials }
+type serverCreds struct {
+	credentials.TransportCredentials
+}
 
 type serverAuth struct {
 	credentials.TLSInfo

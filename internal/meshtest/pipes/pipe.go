@@ -1,6 +1,6 @@
-// Package wiretest gives tests in-memory connections that work inside a
+// Package pipes gives tests in-memory connections that work inside a
 // testing/synctest bubble. Only tests call it.
-package wiretest
+package pipes
 
 import (
 	"context"
