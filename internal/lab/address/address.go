@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/big"
 	"net/netip"
+	"slices"
 )
 
 // ErrTaken says that an address belongs to somebody else.
@@ -119,3 +121,6 @@ func (p *Pool) at(offset int) netip.Addr {
 	a, _ := netip.AddrFromSlice(out)
 	return a
 }
+
+// Owners are all who hold an address, in no order.
+func (p *Pool) Owners() []string { return slices.Collect(maps.Keys(p.addr)) }

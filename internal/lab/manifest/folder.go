@@ -43,6 +43,7 @@ type Folder struct {
 	// last is what each file held when it was last read without a problem.
 	last map[string][]Document
 	seen string // fingerprint of the last set sent
+	sent bool
 }
 
 // NewFolder watches paths: each a file, or a folder whose *.yaml, *.yml and
@@ -114,11 +115,11 @@ func (f *Folder) send(s *Set) {
 	for _, p := range s.Problems {
 		fmt.Fprintln(&b, p)
 	}
-	if fp := b.String(); fp != f.seen {
-		f.seen = fp
-	} else {
+	fp := b.String()
+	if f.sent && fp == f.seen {
 		return
 	}
+	f.sent, f.seen = true, fp
 	select {
 	case <-f.out:
 	default:
@@ -191,12 +192,11 @@ func (f *Folder) files(s *Set) []string {
 		info, err := os.Stat(p)
 		if err != nil {
 			s.Problems = append(s.Problems, source.Problem{File: p, Err: "cannot be read: " + err.Error(), Fix: "create it; the lab looks again every 2 s"})
-			for file, docs := range f.last {
-				if errors.Is(err, fs.ErrNotExist) || len(docs) == 0 {
-					continue
-				}
-				if file == p || filepath.Dir(file) == p {
-					out = append(out, file)
+			if !errors.Is(err, fs.ErrNotExist) { // perhaps for a moment only
+				for file := range f.last {
+					if file == p || filepath.Dir(file) == p {
+						out = append(out, file)
+					}
 				}
 			}
 			continue
