@@ -155,7 +155,8 @@ func (r Record) Exec(ctx context.Context, argv []string, s Streams) (int, error)
 	cmd.Args, cmd.Env, cmd.Dir = []string{enterName}, []string{}, "/"
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.Err
 	cmd.ExtraFiles = []*os.File{pidfd}
-	cmd.WaitDelay = outputWait
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGUSR1) }
+	cmd.WaitDelay = outputWait // also the patience with that
 	if err := handOver(cmd, cmd.Start, p); err != nil {
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()

@@ -214,6 +214,11 @@ func raiseFileLimit() {
 func enter() (int, error) {
 	runtime.LockOSThread()
 	unix.CloseOnExec(pidfdFD)
+	// SIGUSR1 asks us to kill the program and wait for its end. Were we killed
+	// ourselves, its zombie would wait for the machine's init, and so would
+	// the end of the container's PID namespace.
+	sigs := make(chan os.Signal, 4)
+	signal.Notify(sigs, syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	// Threads share a root folder; one that is to change mount namespaces must not.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return shimFailed, fmt.Errorf("unshare root folder: %w", err)
@@ -243,10 +248,11 @@ func enter() (int, error) {
 	aliveR.Close()
 	spec.Close()
 	errs.Close() // else the caller waits for our end instead of the exec
-	sigs := make(chan os.Signal, 1)
-	signal.Notify(sigs, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	go func() {
 		for s := range sigs {
+			if s == syscall.SIGUSR1 {
+				s = syscall.SIGKILL
+			}
 			_ = cmd.Process.Signal(s)
 		}
 	}()
