@@ -34,6 +34,9 @@ func Encode(m *pb.ControlMessage) (*Encoded, error) {
 // Len is the size in bytes.
 func (e *Encoded) Len() int { return len(e.bytes) }
 
+// Bytes are the message's, shared by all who send it: do not change them.
+func (e *Encoded) Bytes() []byte { return e.bytes }
+
 // codec is gRPC's proto codec that also takes what is encoded already.
 type codec struct {
 	received *atomic.Uint64 // bytes of messages decoded; nil: not counted
