@@ -8,10 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/heddle-mesh/heddle/internal/lab/kubelet"
 	"github.com/heddle-mesh/heddle/internal/run"
 )
 
 func main() {
+	kubelet.MaybeShim() // the lab starts containers through this program
 	os.Exit(run.Main(os.Stderr, "heddle", func(ctx context.Context) error {
 		return newRoot().ExecuteContext(ctx)
 	}))

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -99,9 +100,8 @@ func (l *Lab) claim() (*os.File, error) {
 		}
 		return nil, err
 	}
-	entries, err := os.ReadDir(string(l.paths))
-	if err == nil && len(entries) == 1 {
-		return lock, nil // only the lock: nobody was here
+	if _, err := os.Stat(l.paths.owner()); errors.Is(err, fs.ErrNotExist) {
+		return lock, nil // an owner writes this first: nobody was here
 	}
 	l.log.Info("clearing away what a dead lab left", "lab", l.cfg.Name)
 	err = wipe(l.cfg.RunDir, l.cfg.Name)
