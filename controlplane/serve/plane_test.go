@@ -311,6 +311,17 @@ func (p *peer) updates() (out []*pb.Update) {
 	return out
 }
 
+// drain takes what the server sends until the stream is closed.
+func (p *peer) drain() {
+	for {
+		select {
+		case <-p.toPeer:
+		case <-p.aborted:
+			return
+		}
+	}
+}
+
 func decode(t *testing.T, e *wire.Encoded) *pb.ControlMessage {
 	t.Helper()
 	var m pb.ControlMessage
