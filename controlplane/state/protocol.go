@@ -1,0 +1,93 @@
+package state
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/source"
+)
+
+func transport(protocol string) wire.Transport {
+	switch protocol {
+	case "UDP":
+		return wire.Transport_TRANSPORT_UDP
+	case "SCTP":
+		return wire.Transport_TRANSPORT_SCTP
+	}
+	return wire.Transport_TRANSPORT_TCP
+}
+
+// protocolOf says what to speak to a port: its appProtocol (KEP-1507), else
+// the first word of its name, else find out. An appProtocol that we do not
+// know says nothing: it may be newer than we are.
+func protocolOf(app, name, l4 string) wire.Protocol {
+	if l4 != "TCP" && l4 != "" {
+		return wire.Protocol_PROTOCOL_DETECT
+	}
+	switch strings.ToLower(app) {
+	case "http", "kubernetes.io/ws":
+		return wire.Protocol_PROTOCOL_HTTP1
+	case "kubernetes.io/h2c", "http2", "h2c":
+		return wire.Protocol_PROTOCOL_HTTP2
+	case "grpc":
+		return wire.Protocol_PROTOCOL_GRPC
+	case "tcp", "heddle.dev/opaque":
+		return wire.Protocol_PROTOCOL_TCP
+	case "https", "tls", "kubernetes.io/wss":
+		return wire.Protocol_PROTOCOL_TLS
+	case "":
+	default:
+		if p := word(strings.ToLower(app)); p == wire.Protocol_PROTOCOL_TCP {
+			return p // mysql and its like are names of IANA's too
+		}
+		return wire.Protocol_PROTOCOL_DETECT
+	}
+	first, _, _ := strings.Cut(strings.ToLower(name), "-")
+	return word(first)
+}
+
+func word(s string) wire.Protocol {
+	switch s {
+	case "http", "http1", "ws":
+		return wire.Protocol_PROTOCOL_HTTP1
+	case "http2", "h2c":
+		return wire.Protocol_PROTOCOL_HTTP2
+	case "grpc":
+		return wire.Protocol_PROTOCOL_GRPC
+	case "tls", "https", "wss":
+		return wire.Protocol_PROTOCOL_TLS
+	case "tcp", "mysql", "mariadb", "postgres", "postgresql", "redis", "mongo", "mongodb", "memcached", "amqp", "kafka", "smtp", "ldap", "nats", "cassandra", "mssql", "galera":
+		return wire.Protocol_PROTOCOL_TCP
+	}
+	return wire.Protocol_PROTOCOL_DETECT
+}
+
+// maxBypass bounds the ports that one pod's annotation may name: beyond it the
+// list would weigh more than all else that is told of the endpoint.
+const maxBypass = 1024
+
+// bypassPorts are the inbound ports that a pod's redirect skips: dialled in
+// plaintext, because nobody there speaks mTLS. Words that are none are the
+// injector's to refuse; here they are passed over.
+func bypassPorts(p *source.Pod) []uint32 {
+	var out []uint32
+	for _, part := range strings.Split(p.Annotations[v1alpha1.SkipInboundPorts], ",") {
+		lo, hi, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		from, err := strconv.ParseUint(strings.TrimSpace(lo), 10, 16)
+		to := from
+		if err == nil && isRange {
+			to, err = strconv.ParseUint(strings.TrimSpace(hi), 10, 16)
+		}
+		if err != nil || from == 0 {
+			continue
+		}
+		for n := from; n <= to && len(out) < maxBypass; n++ {
+			out = append(out, uint32(n))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
