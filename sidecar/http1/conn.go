@@ -57,6 +57,9 @@ type Conn struct {
 	IdleSince time.Time
 	// Reused tells that it has already carried an exchange.
 	Reused bool
+	// Sidecar tells that a verified sidecar is at the other end: its
+	// x-heddle-reason is believed.
+	Sidecar bool
 	// Owner belongs to whoever opened it.
 	Owner any
 

@@ -16,7 +16,8 @@ import (
 type Backend interface {
 	// Open gives a connection for req, whose texts are valid until Open returns.
 	// From attempt 1 on it must be a new one, since one from the pool has just
-	// failed. An error that is a *Fault is what the client is told.
+	// failed, and to another endpoint than those released as Unreached. An error
+	// that is a *Fault is what the client is told.
 	Open(ctx context.Context, req *Head, attempt int) (*Conn, error)
 	// Release takes a connection back, after each Open that gave one.
 	Release(up *Conn, o Outcome)
@@ -26,9 +27,12 @@ type Backend interface {
 
 // Outcome says what became of a connection in an exchange.
 type Outcome struct {
-	Reusable bool          // else it is to be closed
-	Failed   bool          // the endpoint broke off or did not speak HTTP
-	Latency  time.Duration // until the head of the answer
+	Reusable bool // else it is to be closed
+	Failed   bool // the endpoint broke off or did not speak HTTP
+	// Unreached: the endpoint's sidecar says that the application did not take
+	// the request. It is tried elsewhere.
+	Unreached bool
+	Latency   time.Duration // until the head of the answer
 }
 
 // Exchange is one request and its answer.

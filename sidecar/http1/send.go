@@ -15,6 +15,14 @@ import (
 // before it asks for a new one.
 const maxStale = 3
 
+// maxUnreached bounds how many endpoints are tried after the first one's
+// sidecar said that its application took nothing.
+const maxUnreached = 2
+
+// ReasonField is the field of an answer that says why a sidecar refused or
+// failed a request; lower case.
+const ReasonField = "x-heddle-reason"
+
 var (
 	faultReset    = &Fault{502, telemetry.ReasonUpstreamReset, "endpoint closed the connection without an answer"}
 	faultAnswer   = &Fault{502, telemetry.ReasonBadResponse, "endpoint's answer is not HTTP/1.x"}
@@ -42,6 +50,11 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 			continue
 		}
 		again, err := r.try(up)
+		if err == nil && r.unreached(up) && attempt < maxUnreached {
+			r.c.Backend.Release(up, Outcome{Reusable: r.drainAnswer(up), Unreached: true})
+			r.x.Replayed = true
+			continue
+		}
 		if err == nil {
 			return up, nil
 		}
@@ -53,6 +66,32 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 		}
 		r.x.Replayed = true
 	}
+}
+
+// unreached tells whether the endpoint's sidecar says that its application
+// took nothing, and the request is still whole in our hands.
+func (r *Relay) unreached(up *Conn) bool {
+	if r.res.Status != 503 || !up.Sidecar || r.upload.running {
+		return false
+	}
+	for i := range r.res.fields {
+		f := &r.res.fields[i]
+		if f.kind == kindHeddle && equalFold(r.res.b[f.line:f.nameEnd], ReasonField) &&
+			string(r.res.b[f.value:f.valueEnd]) == string(telemetry.ReasonConnectFailed) {
+			return true
+		}
+	}
+	return false
+}
+
+// drainAnswer throws the rest of a sidecar's own answer away, which came with
+// its head; false: it did not, so the connection is of no further use.
+func (r *Relay) drainAnswer(up *Conn) bool {
+	b := r.res.responseBody(&r.req)
+	up.consume(r.res.Len())
+	n, err := b.take(up.buffered())
+	up.consume(n)
+	return err == nil && b.done() && r.res.persistent()
 }
 
 // try sends the request on up; true with an error: it may be sent again.
@@ -185,7 +224,7 @@ func (r *Relay) answer(f *Fault, keep bool) error {
 	o = append(o, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "...)
 	o = appendInt(o, len("heddle: \n")+len(f.Detail))
 	if !r.c.Quiet {
-		o = append(append(o, "\r\nx-heddle-reason: "...), f.Reason...)
+		o = append(append(append(append(o, "\r\n"...), ReasonField...), ": "...), f.Reason...)
 	}
 	switch {
 	case !keep:

@@ -52,14 +52,14 @@ func (t *Tunnel) Run() error {
 // is: if Up speaks first, it is a tunnel. Otherwise look judges what Down has
 // said so far, as long as Up is silent: decide false asks for more bytes, and
 // other takes the connection out of the tunnel: Up is closed, nothing was sent
-// either way, and what Down said is returned for whoever goes on with it.
+// either way, and all that Down said (FromDown too) is returned for whoever goes on with it.
 func (t *Tunnel) RunUndecided(look func(b []byte) (decide, other bool)) (said []byte, other bool, err error) {
 	var up sync.WaitGroup
 	up.Go(func() {
 		t.half(&direction{dst: t.Down, src: t.Up, count: &t.sent, gate: &t.state}, nil)
 	})
 	b := takeBuffer(mediumBuffer)
-	n := 0
+	n := copy(b, t.FromDown)
 	for t.state.Load() == undecided && n < len(b) {
 		m, err := t.Down.Read(b[n:])
 		n += m

@@ -1,0 +1,151 @@
+package flow
+
+import (
+	"strconv"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/http1"
+)
+
+// maxPeers bounds the distinct sets of labels: what is beyond counts as peer
+// and service "other", so that no client can make series without end.
+const maxPeers = 1000
+
+const other = "other"
+
+// latencyBuckets, in seconds, are dense where a mesh's answers lie.
+var latencyBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10}
+
+// Metrics are the data path's numbers. What a connection needs of them is
+// looked up once, when it is set up: Peer.
+type Metrics struct {
+	requests   *prometheus.CounterVec
+	latency    *prometheus.HistogramVec
+	conns      *prometheus.CounterVec
+	open       *prometheus.GaugeVec
+	bytes      *prometheus.CounterVec
+	handshakes *prometheus.CounterVec
+	refused    *prometheus.CounterVec
+	replays    *prometheus.CounterVec
+
+	mu    sync.Mutex
+	peers map[peerKey]*Peer
+}
+
+type peerKey struct {
+	direction, peer, service string
+	tls                      bool
+}
+
+// Peer counts what passes between us and one peer.
+type Peer struct {
+	classes        [6]prometheus.Counter // by status/100; 0: no answer
+	latency        prometheus.Observer
+	replays        prometheus.Counter
+	conns          prometheus.Counter
+	open           prometheus.Gauge
+	sent, received prometheus.Counter
+}
+
+// NewMetrics makes the vectors; Collectors gives them to a registry.
+func NewMetrics() *Metrics {
+	labels := []string{"direction", "peer", "service", "tls"}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	return &Metrics{
+		requests: counter("heddle_requests_total", "HTTP requests, by class of the status that the client was told; code none: no answer.",
+			"direction", "peer", "service", "tls", "code"),
+		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "heddle_request_duration_seconds", Help: "Time from a whole request head to the end of the answer.", Buckets: latencyBuckets,
+		}, labels),
+		conns: counter("heddle_tcp_connections_total", "Opaque TCP connections that were established.", labels...),
+		open: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "heddle_tcp_open_connections", Help: "Opaque TCP connections open now.",
+		}, labels),
+		bytes: counter("heddle_bytes_total", "Bytes to (sent) and from (received) the client, HTTP heads included, TLS not.",
+			"direction", "peer", "service", "tls", "way"),
+		handshakes: counter("heddle_handshakes_total", "TLS handshakes with other sidecars; result ok or the reason of the failure.", "direction", "result"),
+		refused:    counter("heddle_refused_total", "Connections and requests refused or failed by the sidecar.", "direction", "reason"),
+		replays:    counter("heddle_replays_total", "Requests sent again because the first attempt provably did not reach the application.", labels...),
+		peers:      map[peerKey]*Peer{},
+	}
+}
+
+// Collectors are all vectors.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.requests, m.latency, m.conns, m.open, m.bytes, m.handshakes, m.refused, m.replays}
+}
+
+// Peer gives the counters for a peer: its SPIFFE ID, "" without mTLS; service
+// is the Service called, "" inbound. tls: the connection is mutual TLS.
+func (m *Metrics) Peer(direction, peer, service string, tls bool) *Peer {
+	k := peerKey{direction, peer, service, tls}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.peers[k]; p != nil {
+		return p
+	}
+	if len(m.peers) >= maxPeers {
+		k.peer, k.service = other, other
+		if p := m.peers[k]; p != nil {
+			return p
+		}
+	}
+	l := []string{k.direction, k.peer, k.service, strconv.FormatBool(k.tls)}
+	p := &Peer{
+		latency:  m.latency.WithLabelValues(l...),
+		replays:  m.replays.WithLabelValues(l...),
+		conns:    m.conns.WithLabelValues(l...),
+		open:     m.open.WithLabelValues(l...),
+		sent:     m.bytes.WithLabelValues(append(l, "sent")...),
+		received: m.bytes.WithLabelValues(append(l, "received")...),
+	}
+	for i, class := range []string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} {
+		p.classes[i] = m.requests.WithLabelValues(append(l, class)...)
+	}
+	m.peers[k] = p
+	return p
+}
+
+// Request counts an exchange.
+func (p *Peer) Request(x *http1.Exchange) {
+	class := x.Status / 100
+	if class < 0 || class >= len(p.classes) {
+		class = 0
+	}
+	p.classes[class].Inc()
+	p.latency.Observe(x.Duration.Seconds())
+	p.sent.Add(float64(x.Sent))
+	p.received.Add(float64(x.Received))
+	if x.Replayed {
+		p.replays.Inc()
+	}
+}
+
+// Connected counts an opaque connection; its result is called when it ends.
+func (p *Peer) Connected() (ended func(sent, received int64)) {
+	p.conns.Inc()
+	p.open.Inc()
+	return func(sent, received int64) {
+		p.open.Dec()
+		p.sent.Add(float64(sent))
+		p.received.Add(float64(received))
+	}
+}
+
+// Refused counts a refusal or failure.
+func (m *Metrics) Refused(direction string, reason telemetry.Reason) {
+	m.refused.WithLabelValues(direction, string(reason)).Inc()
+}
+
+// Handshake counts a handshake; ReasonOK: it succeeded.
+func (m *Metrics) Handshake(direction string, reason telemetry.Reason) {
+	if reason == telemetry.ReasonOK {
+		reason = "ok"
+	}
+	m.handshakes.WithLabelValues(direction, string(reason)).Inc()
+}

@@ -1,0 +1,242 @@
+package inbound
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/heddle-mesh/heddle/internal/policy"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/detect"
+	"github.com/heddle-mesh/heddle/sidecar/flow"
+	"github.com/heddle-mesh/heddle/sidecar/http1"
+	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/tunnel"
+)
+
+// ClientIDField tells the application who calls: the SPIFFE ID that mutual TLS
+// has proven. One that comes from outside is removed.
+const ClientIDField = "x-heddle-client-id"
+
+// servePlain takes a plaintext connection that the policy lets in.
+func (s *session) servePlain(ctx context.Context, said []byte) {
+	s.plainPeer()
+	if detect.Request(said) == detect.HTTP1 {
+		s.serveHTTP(ctx, said)
+		return
+	}
+	if s.probe {
+		s.f.Refuse(telemetry.ReasonPlaintextRefused, "destination", s.dst.String())
+		return
+	}
+	up, err := s.dial(ctx)
+	if err != nil {
+		s.f.Refuse(telemetry.ReasonConnectFailed, "destination", s.dst.String(), "err", err)
+		return
+	}
+	s.tunnel(&tunnel.Tunnel{Down: s.conn, Up: up, FromDown: said})
+}
+
+func (s *session) plainPeer() {
+	if s.peer == nil {
+		s.peer = s.p.c.Metrics.Peer(flow.Inbound, "", "", false)
+	}
+}
+
+// undecided dials the application for a client that is silent, and lets
+// whoever speaks first decide.
+func (s *session) undecided(ctx context.Context, said []byte) {
+	s.plainPeer()
+	up, err := s.dial(ctx)
+	if err != nil {
+		s.f.Refuse(telemetry.ReasonConnectFailed, "destination", s.dst.String(), "err", err)
+		return
+	}
+	if s.probe {
+		s.probed(ctx, up, said)
+		return
+	}
+	t := &tunnel.Tunnel{Down: s.conn, Up: up, FromDown: said}
+	s.f.Watch(&running{s: s, t: t, judged: s.judged})
+	ended := s.peer.Connected()
+	said, other, err := t.RunUndecided(look)
+	ended(t.Sent(), t.Received())
+	s.f.Watch(nil)
+	switch {
+	case !other:
+		s.ended(err)
+	case judge(said) == detect.TLS:
+		s.peer = nil
+		s.serveTLS(ctx, said)
+	default:
+		s.serveHTTP(ctx, said)
+	}
+}
+
+// look takes our TLS and HTTP/1 out of an undecided tunnel.
+func look(b []byte) (decide, other bool) {
+	ours, http := judge(b), detect.Request(b)
+	switch {
+	case ours == detect.TLS || http == detect.HTTP1:
+		return true, true
+	case ours == detect.NeedMore || http == detect.NeedMore:
+		return false, false
+	}
+	return true, false
+}
+
+// probed serves a probe of the node: that the application took the connection
+// is the answer to a bare connect; beyond it only our TLS or HTTP is listened
+// to, and nothing that the application says is passed on.
+func (s *session) probed(ctx context.Context, up net.Conn, said []byte) {
+	up.Close()
+	said, v, err := s.listen(said, helloTimeout)
+	switch {
+	case v == detect.TLS:
+		s.peer = nil
+		s.serveTLS(ctx, said)
+	case detect.Request(said) == detect.HTTP1:
+		s.serveHTTP(ctx, said)
+	case err != nil && len(said) == 0: // a bare connect
+	default:
+		s.f.Refuse(telemetry.ReasonPlaintextRefused, "destination", s.dst.String())
+	}
+}
+
+// serveHTTP relays requests to the application.
+func (s *session) serveHTTP(ctx context.Context, said []byte) {
+	c := http1.Config{Backend: s, Client: s.who.Addr.String(), Guarded: true, Draining: s.p.c.Draining}
+	if s.who.ID.IsZero() {
+		c.Quiet = true
+	} else {
+		c.Fields = ClientIDField + ": " + s.who.ID.String() + "\r\n"
+	}
+	s.pool = s.p.pool(s.dst)
+	r := http1.NewRelay(http1.NewConn(s.conn, said), c)
+	s.f.Watch(r)
+	if err := r.Serve(ctx); err != nil {
+		s.p.c.Log.Debug("client connection ended", "client", s.who.Addr.String(), "destination", s.dst.String(), "err", err)
+	}
+}
+
+// pool gives the connections to a port of the application. Callers choose the
+// port, so ports beyond a bound do without: those pools live as long as the
+// connection that wanted them.
+func (p *Proxy) pool(dst netip.AddrPort) *pool.Pool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if have := p.pools[dst]; have != nil {
+		return have
+	}
+	made := p.c.Pools.New(pool.Config{Idle: pool.IdleToApp, Dial: func(ctx context.Context) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+		defer cancel()
+		return p.c.Dial(ctx, dst)
+	}})
+	if len(p.pools) >= maxPools {
+		for old, unused := range p.pools {
+			if unused.Open() == 0 {
+				delete(p.pools, old)
+				p.c.Pools.Drop(unused)
+			}
+		}
+	}
+	p.pools[dst] = made
+	return made
+}
+
+var (
+	faultDenied = &http1.Fault{Status: 403, Reason: telemetry.ReasonAccessDenied, Detail: "policy refuses this caller"}
+	faultPlain  = &http1.Fault{Status: 403, Reason: telemetry.ReasonPlaintextRefused, Detail: "mutual TLS is required"}
+	faultApp    = &http1.Fault{Status: 503, Reason: telemetry.ReasonConnectFailed, Detail: "the application did not take the connection"}
+	faultFull   = &http1.Fault{Status: 503, Reason: telemetry.ReasonTooManyConnections, Detail: "too many connections to the application"}
+)
+
+// Open lets a request in and gives a connection for it (http1.Backend).
+func (s *session) Open(ctx context.Context, req *http1.Head, attempt int) (*http1.Conn, error) {
+	if s.probe || s.judged != s.p.policy.Load() {
+		path := ""
+		if s.probe {
+			path = string(req.Target())
+		}
+		if d := s.decide(path); !d.Allow {
+			s.judged = nil // ask again, should the policy change back
+			if d.Reason == policy.PlaintextRefused {
+				return nil, faultPlain
+			}
+			return nil, faultDenied
+		}
+	}
+	c, err := s.pool.Get(ctx, attempt > 0)
+	switch {
+	case errors.Is(err, pool.ErrFull):
+		return nil, faultFull
+	case err != nil:
+		s.p.c.Log.Info("application did not take a connection", "destination", s.dst.String(), "err", err)
+		return nil, faultApp
+	}
+	return c, nil
+}
+
+// Release takes a connection back (http1.Backend).
+func (s *session) Release(c *http1.Conn, o http1.Outcome) { s.pool.Put(c, o.Reusable) }
+
+// Record counts a request (http1.Backend).
+func (s *session) Record(x *http1.Exchange) {
+	s.peer.Request(x)
+	if x.Reason != telemetry.ReasonOK {
+		s.p.c.Metrics.Refused(flow.Inbound, x.Reason)
+		s.p.c.Log.Info("request failed", "direction", flow.Inbound, "peer", s.who.ID.String(), "client", s.who.Addr.String(),
+			"destination", s.dst.String(), "status", x.Status, "reason", string(x.Reason))
+	}
+}
+
+// tunnel passes bytes to the application.
+func (s *session) tunnel(t *tunnel.Tunnel) {
+	s.f.Watch(&running{s: s, t: t, judged: s.judged})
+	ended := s.peer.Connected()
+	s.ended(t.Run())
+	ended(t.Sent(), t.Received())
+}
+
+func (s *session) ended(err error) {
+	if err != nil {
+		s.p.c.Log.Debug("connection broke off", "client", s.who.Addr.String(), "destination", s.dst.String(), "err", err)
+	}
+}
+
+// running is a tunnel under way, as flow sees it.
+type running struct {
+	s      *session
+	t      *tunnel.Tunnel
+	judged *policy.Compiled // that last let it go on
+}
+
+// Busy tells that it is always in use: its application has not closed it.
+func (r *running) Busy() bool { return true }
+
+// Sweep judges the connection again if the policy has changed.
+func (r *running) Sweep() {
+	s := r.s
+	c := s.p.policy.Load()
+	if r.judged == c {
+		return
+	}
+	r.judged = c
+	if d := policy.Decide(c, s.who, policy.Request{Port: s.dst.Port()}); !d.Allow {
+		s.p.c.Metrics.Refused(flow.Inbound, telemetry.Reason(d.Reason))
+		s.p.c.Log.Info("connection ended by a new policy", "peer", s.who.ID.String(),
+			"client", s.who.Addr.String(), "destination", s.dst.String(), "policy", d.Source)
+		tunnel.Reset(r.t.Down)
+		tunnel.Reset(r.t.Up)
+	}
+}
+
+// isGone tells that the other side went away, rather than said something wrong.
+func isGone(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
