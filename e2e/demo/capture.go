@@ -122,10 +122,12 @@ func (o *observer) segment(p packet.Packet) {
 	s := o.streams[key]
 	if s == nil {
 		o.Midway++
-		s = &stream{plain: true} // unproven counts as plain
+		s = &stream{plain: true, next: p.Sequence} // unproven counts as plain
 		o.streams[key] = s
 	}
-	s.take(p.Sequence, p.Payload)
+	if !s.take(p.Sequence, p.Payload) {
+		return // sent again, or the same packet on its way out of the bridge
+	}
 	if s.plain {
 		o.PlainPackets, o.PlainBytes = o.PlainPackets+1, o.PlainBytes+len(p.Payload)
 		o.PlainFrom[fmt.Sprintf("%v > %v", p.Source.Addr(), p.Destination)]++
@@ -152,35 +154,39 @@ func (o *observer) finish() {
 	}
 }
 
-// take adds a segment and reads on as far as the bytes are in order.
-func (s *stream) take(seq uint32, b []byte) {
-	if s.plain {
-		return
-	}
+// take adds a segment and reads on as far as the bytes are in order. It says
+// whether the segment brought anything new.
+func (s *stream) take(seq uint32, b []byte) bool {
 	if ahead := int32(seq - s.next); ahead > 0 {
 		if s.early == nil {
 			s.early = map[uint32][]byte{}
 		}
 		if len(s.early) == maxEarly {
 			s.plain = true // cannot be followed: unproven
-			return
+			return true
+		}
+		if s.early[seq] != nil {
+			return false
 		}
 		s.early[seq] = bytes.Clone(b)
-		return
+		return true
 	} else if -int(ahead) >= len(b) {
-		return // sent again
+		return false
 	} else {
 		b = b[-ahead:]
 	}
-	s.records(b)
+	if !s.plain {
+		s.records(b)
+	}
 	s.next += uint32(len(b))
 	for at, held := range s.early {
 		if int32(at-s.next) <= 0 {
 			delete(s.early, at)
 			s.take(at, held)
-			return
+			break
 		}
 	}
+	return true
 }
 
 func (s *stream) records(b []byte) {

@@ -51,8 +51,8 @@ func main() {
 }
 
 // storeRoom keeps a few connections to the store room, as a database driver
-// does: a question on a kept connection that turns out to be dead is asked
-// again, once, on a new one.
+// does. A question has no effects, so one that breaks off is asked again: once
+// on a new connection where a kept one was dead, and once more after that.
 type storeRoom struct {
 	address string
 	idle    chan *line
@@ -82,6 +82,14 @@ func (s *storeRoom) ask(ctx context.Context, item string) (string, error) {
 		}
 	default:
 	}
+	answer, err := s.askAnew(ctx, item)
+	if err != nil && ctx.Err() == nil {
+		answer, err = s.askAnew(ctx, item)
+	}
+	return answer, err
+}
+
+func (s *storeRoom) askAnew(ctx context.Context, item string) (string, error) {
 	d := net.Dialer{Timeout: askTime}
 	c, err := d.DialContext(ctx, "tcp", s.address)
 	if err != nil {
