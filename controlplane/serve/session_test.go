@@ -380,6 +380,7 @@ func TestThousandPeersOneEncoding(t *testing.T) {
 				t.Fatal("two peers got two copies")
 			}
 		}
+		synctest.Wait()
 		if n, pushes := p.metric("encodings_total"), p.metric("pushes_total,form=whole")+p.metric("pushes_total,form=delta"); n != 5 || pushes != 5*peers {
 			t.Errorf("%v encodings for %v pushes", n, pushes)
 		}
