@@ -9,15 +9,19 @@ package kubelet
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
+	"github.com/heddle-mesh/heddle/internal/lab/kubelet/container"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
 // Config is one node's kubelet.
@@ -59,53 +63,132 @@ type TokenRequest struct {
 // Kubelet runs the pods of one node.
 type Kubelet struct {
 	cfg Config
+	log *slog.Logger
+
+	mu      sync.Mutex
+	workers map[types.UID]*worker
+	queue   []*worker // applied before Run
+	running bool
+	start   func(*worker) // set while running
 }
 
-var errNotYet = errors.New("not built yet")
+// defaultBackOff is a tenth of a real kubelet's: a lab is watched by someone
+// who waits.
+const defaultBackOff = time.Second
 
 // MaybeShim must be called first thing in main, and in TestMain of tests that
 // run pods: where this process was started to become a container it does that
 // and never returns.
-func MaybeShim() {}
+func MaybeShim() { container.MaybeShim() }
 
 // New prepares a kubelet; it does nothing yet.
-func New(cfg Config) *Kubelet { return &Kubelet{cfg: cfg} }
+func New(cfg Config) *Kubelet {
+	if cfg.BackOff <= 0 {
+		cfg.BackOff = defaultBackOff
+	}
+	return &Kubelet{cfg: cfg, log: telemetry.Discard(cfg.Log).With("node", cfg.Node), workers: map[types.UID]*worker{}}
+}
 
 // Run runs what Apply asks for until ctx ends; then it kills what still runs
-// and returns when all is gone. Delete pods first where they shall end gracefully.
-func (k *Kubelet) Run(ctx context.Context) error { return errNotYet }
+// and returns when all is gone. Delete pods first where they shall end
+// gracefully.
+func (k *Kubelet) Run(ctx context.Context) error {
+	if err := os.MkdirAll(podsDir(k.cfg.StateDir), 0o755); err != nil {
+		return fmt.Errorf("make state folder: %w", err)
+	}
+	var wg sync.WaitGroup
+	k.mu.Lock()
+	if k.running {
+		k.mu.Unlock()
+		return errors.New("this kubelet runs already")
+	}
+	k.running = true
+	k.start = func(w *worker) {
+		wg.Go(func() {
+			w.run(ctx)
+			k.forget(w)
+		})
+	}
+	for _, w := range k.queue {
+		k.start(w)
+	}
+	k.queue = nil
+	k.mu.Unlock()
+	<-ctx.Done()
+	k.mu.Lock()
+	k.start = nil // nothing is started from here on
+	k.mu.Unlock()
+	wg.Wait()
+	return nil
+}
+
+func (k *Kubelet) forget(w *worker) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.workers[w.uid] == w {
+		delete(k.workers, w.uid)
+	}
+}
 
 // Apply says that a pod, admitted and scheduled to this node, shall run.
 // status.podIPs (or podIP) must be set, unless the pod uses the node's network
-// (then the kubelet reports the node's). Applying it again with other metadata updates that; the spec of a
-// running pod does not change. A deletionTimestamp deletes it. May be called before Run and
-// from any goroutine; never blocks.
-func (k *Kubelet) Apply(pod *corev1.Pod) {}
-
-// Delete ends a pod: not ready at once, then preStop, SIGTERM, and after the
-// grace SIGKILL; sidecars after the others. A negative grace takes the pod's
-// own terminationGracePeriodSeconds. Unknown pods are ignored. Never blocks.
-func (k *Kubelet) Delete(uid types.UID, grace time.Duration) {}
-
-// Clean kills whatever containers a dead process left recorded in stateDir
-// and removes their files. Call it only while no Kubelet uses stateDir.
-func Clean(stateDir string) error { return errNotYet }
-
-// LogFile is where a container's output stands; the part before the last
-// rotation has the suffix ".1".
-func LogFile(stateDir string, pod *corev1.Pod, container string) string { return "" }
-
-// ExecConfig names a running container and a program to run in it.
-type ExecConfig struct {
-	StateDir       string
-	Namespace, Pod string
-	Container      string // empty: the first that is not an init container
-	Command        []string
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
+// (then the kubelet reports the node's). Applying it again with other metadata
+// updates that; the spec of a running pod does not change. A deletionTimestamp
+// deletes it. May be called before Run and from any goroutine; never blocks.
+func (k *Kubelet) Apply(pod *corev1.Pod) {
+	pod = pod.DeepCopy()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	w := k.workers[pod.UID]
+	if w == nil {
+		if pod.DeletionTimestamp != nil {
+			// It never ran here, or is gone: say so, where nobody waits for our lock.
+			if k.cfg.OnDeleted != nil {
+				go k.cfg.OnDeleted(pod)
+			}
+			return
+		}
+		w = newWorker(pod, k.cfg.BackOff, k.log)
+		w.drive = newHost(k.cfg, w.log)
+		w.onStatus, w.onDeleted = k.cfg.OnStatus, k.cfg.OnDeleted
+		k.workers[pod.UID] = w
+		if k.start != nil {
+			k.start(w)
+		} else {
+			k.queue = append(k.queue, w)
+		}
+		return
+	}
+	w.ask(func(d *desire) { d.pod = pod })
+	if pod.DeletionTimestamp != nil {
+		w.ask(func(d *desire) { d.remove(graceOf(pod, -1)) })
+	}
 }
 
-// Exec runs a program inside all namespaces of a running container, as its
-// user, and gives the exit code. It needs only the state dir, so any process of
-// this machine's root may call it.
-func Exec(ctx context.Context, cfg ExecConfig) (int, error) { return 0, errNotYet }
+// Delete ends a pod: preStop, SIGTERM, and after the grace SIGKILL; sidecars
+// after the others. As with a real kubelet its Ready condition stays what its
+// probes say while it ends (an EndpointSlice's "serving"); whoever watches
+// takes the deletionTimestamp for not ready. A negative grace takes the pod's
+// own terminationGracePeriodSeconds. Unknown pods are ignored. Never blocks.
+func (k *Kubelet) Delete(uid types.UID, grace time.Duration) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if w := k.workers[uid]; w != nil {
+		w.ask(func(d *desire) { d.remove(graceOf(w.first, grace)) })
+	}
+}
+
+// defaultGrace is Kubernetes' own.
+const defaultGrace = 30 * time.Second
+
+func graceOf(pod *corev1.Pod, grace time.Duration) time.Duration {
+	switch {
+	case grace >= 0:
+		return grace
+	case pod.DeletionGracePeriodSeconds != nil:
+		return time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
+	case pod.Spec.TerminationGracePeriodSeconds != nil:
+		return time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	}
+	return defaultGrace
+}
