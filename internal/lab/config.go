@@ -63,7 +63,7 @@ type Node struct {
 // Mesh says which programs make the mesh. Paths are absolute.
 type Mesh struct {
 	ControlPlane, Injector, Sidecar string
-	TrustDomain                     string // empty: cluster.local
+	TrustDomain                     string   // empty: cluster.local
 	ControlPlaneArgs, InjectorArgs  []string // further flags
 }
 

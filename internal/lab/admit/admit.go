@@ -107,7 +107,9 @@ func matches(h *admissionregv1.MutatingWebhook, ns *corev1.Namespace, pod *corev
 	return true, nil
 }
 
-func has[T ~string](list []T, v T) bool { return slices.Contains(list, v) || slices.Contains(list, "*") }
+func has[T ~string](list []T, v T) bool {
+	return slices.Contains(list, v) || slices.Contains(list, "*")
+}
 
 // Pod sends a pod through hooks and returns what they made of it; the pod given
 // is not changed. A hook of failurePolicy Ignore that cannot be asked is

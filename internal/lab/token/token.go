@@ -112,13 +112,15 @@ func (k *Key) Issue(r Request) (string, time.Time, error) {
 	claims := jwt.Claims{
 		Issuer:    Issuer,
 		Subject:   "system:serviceaccount:" + r.Namespace + ":" + r.ServiceAccount.Name,
-		Audience:  r.Audience,
 		IssuedAt:  jwt.NewNumericDate(now),
 		NotBefore: jwt.NewNumericDate(now),
 		Expiry:    jwt.NewNumericDate(expiry),
 		ID:        fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]),
 	}
-	s, err := jwt.Signed(k.signer).Claims(claims).Claims(map[string]any{"kubernetes.io": b}).Serialize()
+	s, err := jwt.Signed(k.signer).Claims(claims).Claims(map[string]any{
+		"aud":           r.Audience, // always a list, as the API server writes it
+		"kubernetes.io": b,
+	}).Serialize()
 	if err != nil {
 		return "", time.Time{}, fmt.Errorf("sign a token for %s: %w", claims.Subject, err)
 	}
