@@ -10,16 +10,11 @@ import (
 // ends, in which order. It says whether the pod is over.
 func (w *worker) reconcile(ctx context.Context) (over bool) {
 	w.killOverdue()
-	if !w.deadline.IsZero() {
-		return w.wind(ctx)
-	}
-	if !w.setUp {
-		return false
-	}
-	if w.initialise(ctx) {
+	if w.deadline.IsZero() && w.setUp && w.initialise(ctx) {
 		w.runApps(ctx)
 	}
-	return false
+	// It may just have come to its end by itself.
+	return !w.deadline.IsZero() && w.wind(ctx)
 }
 
 func (w *worker) killOverdue() {

@@ -86,9 +86,9 @@ func TestActions(t *testing.T) {
 		case r.URL.Path == "/ok" && r.URL.RawQuery == "a=b" && r.Host == "named" && r.Header.Get("X") == "y":
 			w.WriteHeader(204)
 		case r.URL.Path == "/moved":
-			http.Redirect(w, r, "/nowhere", 302)
+			http.Redirect(w, r, "/nowhere", http.StatusFound)
 		default:
-			http.Error(w, "broken "+r.URL.Path, 503)
+			http.Error(w, "broken "+r.URL.Path, http.StatusServiceUnavailable)
 		}
 	}))
 	defer srv.Close()
