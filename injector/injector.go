@@ -47,11 +47,6 @@ type Config struct {
 
 // Run serves until ctx ends or a part fails.
 func Run(ctx context.Context, cfg Config) error {
-	cfg.Log = telemetry.Discard(cfg.Log)
-	bundle := newBundle(cfg.TrustBundle, cfg.Mesh, cfg.Log)
-	certs := webhook.NewCerts(webhook.CertConfig{Dir: cfg.CertDir, Names: cfg.CertNames, Log: cfg.Log})
-	handler := webhook.New(webhook.Config{Snapshot: cfg.Source.Snapshot, Mesh: bundle.mesh, Log: cfg.Log})
-
 	reviews, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
 		return fmt.Errorf("listen for reviews: %w", err)
@@ -60,6 +55,15 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", errors.Join(err, reviews.Close()))
 	}
+	return runOn(ctx, cfg, reviews, metrics)
+}
+
+// runOn serves on listeners, which it closes.
+func runOn(ctx context.Context, cfg Config, reviews, metrics net.Listener) error {
+	cfg.Log = telemetry.Discard(cfg.Log)
+	bundle := newBundle(cfg.TrustBundle, cfg.Mesh, cfg.Log)
+	certs := webhook.NewCerts(webhook.CertConfig{Dir: cfg.CertDir, Names: cfg.CertNames, Log: cfg.Log})
+	handler := webhook.New(webhook.Config{Snapshot: cfg.Source.Snapshot, Mesh: bundle.mesh, Log: cfg.Log})
 	registry := telemetry.NewRegistry(cfg.Mesh.Version)
 	registry.Register(handler.Collectors()...)
 	ready := readiness{source: cfg.Source, bundle: bundle, certs: certs, address: reviews.Addr()}
