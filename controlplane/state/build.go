@@ -33,7 +33,10 @@ func Build(prev *World, snap *source.Snapshot, opt Options) *World {
 	if snap.Mesh != nil && snap.Mesh.Spec.TrustDomain != "" {
 		w.domain = snap.Mesh.Spec.TrustDomain
 	}
-	b := &builder{World: &w, prev: prev, services: map[source.Key]bool{}, pods: map[source.Key]bool{}, touched: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{}}
+	b := &builder{
+		World: &w, prev: prev, services: map[source.Key]bool{}, reshaped: map[source.Key]bool{},
+		pods: map[source.Key]bool{}, touched: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
+	}
 	b.sliceChanges()
 	b.podChanges()
 	b.serviceChanges()
@@ -51,6 +54,7 @@ type builder struct {
 	*World
 	prev     *World
 	services map[source.Key]bool
+	reshaped map[source.Key]bool // Services whose ports or addresses changed
 	pods     map[source.Key]bool
 	touched  map[netip.Addr]bool // may mean another thing now
 	moved    map[netip.Addr]bool // belong to another object now
@@ -110,9 +114,17 @@ func (b *builder) sliceChanges() {
 		}
 		oldAt, oldFor := endpointsOf(b.prev.slicesOf[svc])
 		nowAt, nowFor := endpointsOf(b.slicesOf[svc])
+		if !maps.Equal(oldAt, nowAt) || !slices.EqualFunc(b.prev.slicesOf[svc], b.slicesOf[svc], samePorts) {
+			b.reshaped[svc] = true
+		}
 		reindex(oldAt, nowAt, svc, func() map[netip.Addr][]source.Key { return unshare(&b.servicesAt, &copiedAt) })
 		reindex(oldFor, nowFor, svc, func() map[source.Key][]source.Key { return unshare(&b.servicesFor, &copiedFor) })
 	}
+}
+
+// samePorts: what pods learn of their ports from a slice did not change.
+func samePorts(a, b *source.EndpointSlice) bool {
+	return a == b || slices.Equal(a.Ports, b.Ports) && slices.EqualFunc(a.Endpoints, b.Endpoints, func(x, y source.SliceEndpoint) bool { return x.Address == y.Address })
 }
 
 // endpointsOf gives where slices point to: addresses, and pods.
@@ -235,7 +247,7 @@ func (b *builder) add(set map[source.Key]bool, keys []source.Key) {
 func (b *builder) serviceChanges() {
 	changed := false
 	changes(b.prev.snap.Services, b.snap.Services, func(k source.Key, old, now *source.Service) {
-		b.services[k], changed = true, true
+		b.services[k], b.reshaped[k], changed = true, true, true
 		for _, s := range []*source.Service{old, now} {
 			if s != nil {
 				for _, a := range slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancerIPs) {
@@ -261,10 +273,10 @@ func (w *World) vipProblems() []source.Problem {
 func (b *builder) findVIPs() {
 	b.vips, b.outerVIPs = map[netip.Addr]source.Key{}, map[netip.Addr]source.Key{}
 	list := slices.SortedFunc(maps.Values(b.snap.Services), func(x, y *source.Service) int {
-		if c := x.Created.Compare(y.Created); c != 0 && !x.Created.IsZero() && !y.Created.IsZero() {
-			return c
+		if x.Created.IsZero() != y.Created.IsZero() { // not said: not older than anything
+			return map[bool]int{true: 1, false: -1}[x.Created.IsZero()]
 		}
-		return compareKeys(keyOfService(x), keyOfService(y))
+		return cmp.Or(x.Created.Compare(y.Created), compareKeys(keyOfService(x), keyOfService(y)))
 	})
 	claim := func(m map[netip.Addr]source.Key, s *source.Service, a netip.Addr, field string) {
 		if first, taken := m[a]; taken && first != keyOfService(s) {
@@ -308,6 +320,13 @@ func (b *builder) nodeChanges() {
 			changed[name] = true
 		}
 	})
+	for name, n := range b.snap.Nodes {
+		for _, c := range n.PodCIDRs {
+			if len(b.touched) > 0 && b.touched[gateway(c)] { // see probeSources
+				changed[name] = true
+			}
+		}
+	}
 	if len(changed) > 0 {
 		b.podsWhere(func(p *source.Pod) bool { return changed[p.Node] })
 	}
@@ -406,14 +425,20 @@ func (b *builder) makeServices() {
 		} else {
 			delete(m, k)
 		}
-		// Protocols of the pods' ports come from here.
+	}
+	// Pods learn the protocols of their ports from their Services.
+	for k := range b.reshaped {
 		for _, list := range [][]*source.EndpointSlice{b.slicesOf[k], b.prev.slicesOf[k]} {
-			for _, s := range list {
-				for i := range s.Endpoints {
-					for _, p := range b.podsAt[s.Endpoints[i].Address] {
-						b.pods[keyOfPod(p)] = true
-					}
-				}
+			b.podsOf(list)
+		}
+	}
+}
+
+func (b *builder) podsOf(list []*source.EndpointSlice) {
+	for _, s := range list {
+		for i := range s.Endpoints {
+			for _, p := range b.podsAt[s.Endpoints[i].Address] {
+				b.pods[keyOfPod(p)] = true
 			}
 		}
 	}

@@ -99,13 +99,16 @@ func (w *World) inbound(p *source.Pod) *wire.InboundPolicy {
 func (w *World) probeSources(n *source.Node) []netip.Addr {
 	out := slices.Clone(n.Addresses)
 	for _, c := range n.PodCIDRs {
-		if gw := c.Masked().Addr().Next(); gw.IsValid() && c.Contains(gw) && len(w.podsAt[gw]) == 0 {
+		if gw := gateway(c); c.Contains(gw) && len(w.podsAt[gw]) == 0 {
 			out = append(out, gw)
 		}
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)
 }
+
+// gateway is the first address of a pod range.
+func gateway(c netip.Prefix) netip.Addr { return c.Masked().Addr().Next() }
 
 // rules gives one wire rule for each "from" of rule i, as all fields of a wire
 // rule must match.

@@ -76,6 +76,9 @@ func (w *World) portsOf(p *source.Pod) []*wire.ServicePort {
 // servicesOfPod are the Services that have the pod among their endpoints.
 func (w *World) servicesOfPod(p *source.Pod) []source.Key {
 	var out []source.Key
+	if p.HostNetwork {
+		return nil // its address is the node's, and everybody's on it
+	}
 	for _, a := range p.IPs {
 		out = append(out, w.servicesAt[a]...)
 	}
