@@ -65,7 +65,7 @@ func (s *selfMade) maintain(now time.Time) error {
 			return err
 		}
 		s.log.Info("a new CA for the webhook stands beside the old one", "dir", s.dir, "until", ca.cert.NotAfter)
-		ca, err = s.newCA(ca.roots, now)
+		_, err = s.newCA(ca.roots, now)
 		return err
 	}
 	if why := s.stale(ca, now); why != "" {
