@@ -107,7 +107,9 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.renewOwn(); err != nil {
+	roots := p.ca.Changed()
+	wait, err := p.renewOwn()
+	if err != nil {
 		return err
 	}
 	g := run.NewGroup(ctx)
@@ -117,7 +119,7 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 		}
 		return ctx.Err()
 	})
-	g.Go("own identity", p.keepOwn)
+	g.Go("own identity", func(ctx context.Context) error { return p.keepOwn(ctx, wait, roots) })
 	g.Go("builder", p.build)
 	g.Go("status", p.report)
 	server := serve.New(serve.Config{Listener: peers, TrustDomain: p.domain, Identity: p.identity, Authority: p.ca,
@@ -189,23 +191,23 @@ func (p *plane) trust() error {
 
 // keepOwn renews our own SVID at half its life, and at once when the roots
 // change: the newest intermediate signs what new peers are to trust.
-func (p *plane) keepOwn(ctx context.Context) error {
+func (p *plane) keepOwn(ctx context.Context, wait time.Duration, roots <-chan struct{}) error {
 	for {
-		changed := p.ca.Changed()
-		wait, err := p.renewOwn()
-		if err != nil {
-			p.log.Error("cannot renew our own identity", "again_in", ownRetry.String(), "error", err)
-			wait = ownRetry
-		}
 		t := time.NewTimer(wait)
 		select {
 		case <-t.C:
-		case <-changed:
+		case <-roots:
 		case <-ctx.Done():
 			t.Stop()
 			return ctx.Err()
 		}
 		t.Stop()
+		roots = p.ca.Changed()
+		var err error
+		if wait, err = p.renewOwn(); err != nil {
+			p.log.Error("cannot renew our own identity", "again_in", ownRetry.String(), "error", err)
+			wait = ownRetry
+		}
 	}
 }
 
