@@ -205,7 +205,7 @@ func TestApply(t *testing.T) {
 // there, and Uninject undoes it to the last field.
 func TestProperties(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
+	for range 500 {
 		pod := randomPod(rng)
 		before := pod.DeepCopy()
 		once := patched(t, pod, enabled)

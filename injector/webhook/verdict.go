@@ -29,6 +29,7 @@ type verdict struct {
 	message  string
 	warnings []string
 	patch    []byte
+	pod      string // name, for the log where the request has none yet
 }
 
 func failed(reason string, code int32, message string) verdict {

@@ -6,6 +6,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -157,7 +158,9 @@ func (h *Handler) decide(ctx context.Context, req *admissionv1.AdmissionRequest)
 	if ns == nil {
 		return failed("unknown_namespace", http.StatusServiceUnavailable, fmt.Sprintf("the injector does not know namespace %s yet; try again", req.Namespace))
 	}
-	return judge(patch.Patch(pod, patch.Namespace{Name: ns.Name, Labels: ns.Labels, Annotations: ns.Annotations}, withSnapshot(mesh, snap)))
+	v = judge(patch.Patch(pod, patch.Namespace{Name: ns.Name, Labels: ns.Labels, Annotations: ns.Annotations}, withSnapshot(mesh, snap)))
+	v.pod = cmp.Or(pod.Name, pod.GenerateName+"*")
+	return v
 }
 
 // namespace waits until the namespace is known, for namespaceWait at most.
@@ -204,9 +207,5 @@ func (h *Handler) log(req *admissionv1.AdmissionRequest, v verdict) {
 	case "refused", "denied", "error":
 		level = slog.LevelWarn
 	}
-	name := req.Name
-	if name == "" {
-		name = "(unnamed)"
-	}
-	h.cfg.Log.Log(context.Background(), level, "review", "pod", req.Namespace+"/"+name, "result", v.result, "reason", v.reason, "message", v.message)
+	h.cfg.Log.Log(context.Background(), level, "review", "pod", req.Namespace+"/"+cmp.Or(req.Name, v.pod), "result", v.result, "reason", v.reason, "message", v.message)
 }
