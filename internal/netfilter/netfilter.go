@@ -95,13 +95,18 @@ func Verify(ctx context.Context, b Backend, p redirect.Plan) error {
 }
 
 // Clean removes all rules of ours in every back end but keep ("": in all), both
-// families. A back end that this machine does not have is no error.
+// families. A back end that this machine does not have is no error. If none is
+// kept, the connections that were redirected are forgotten and break.
 func Clean(ctx context.Context, keep Backend, log *slog.Logger) error {
 	var errs []error
 	for _, b := range order() {
 		if b != keep {
 			errs = append(errs, with(b, log, "remove", func(w writer) error { return w.clean(ctx) }))
 		}
+	}
+	if keep == "" {
+		defer lockThread()()
+		errs = append(errs, forgetRedirected())
 	}
 	return errors.Join(errs...)
 }

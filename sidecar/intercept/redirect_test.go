@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,6 +236,62 @@ func TestOpenConnectionsGoOn(t *testing.T) {
 		n.init(b, config(true))
 		alive("after another init")
 	})
+}
+
+// After clean the kernel tracks nothing more, but would remember for minutes
+// what it tracked. When init comes again, an open connection on the ports of an
+// old one must not be taken for the old one.
+func TestCleanForgets(t *testing.T) {
+	forEach(t, func(t *testing.T, n *podNet, b netfilter.Backend) {
+		n.echo(n.peer, 7)
+		const from = 33333
+		for _, dst := range []string{peer4 + ":7", "[" + peer6 + "]:7"} {
+			n.init(b, config(false))
+			n.pod.Do(func() {
+				if c, err := dialFrom(from, dst); err != nil {
+					t.Error(err)
+				} else if got, err := io.ReadAll(c); err != nil || string(got) != "out "+dst {
+					t.Errorf("%s: %q, %v", dst, got, err)
+				} else {
+					c.Close()
+				}
+				if err := Clean(context.Background(), nil); err != nil {
+					t.Error(err)
+				}
+			})
+			n.pod.Do(func() {
+				c, err := dialFrom(from, dst)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer c.Close()
+				if err := Init(context.Background(), config(false), Options{Backend: b}); err != nil {
+					t.Error(err)
+				}
+				c.SetDeadline(time.Now().Add(patience))
+				buf := make([]byte, 2)
+				io.WriteString(c, "hi")
+				if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "hi" {
+					t.Errorf("%s: %q, %v", dst, buf, err)
+				}
+			})
+		}
+	})
+}
+
+func dialFrom(port int, dst string) (net.Conn, error) {
+	d := net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{Port: port},
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) {
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			})
+		}}
+	c, err := d.Dial("tcp", dst)
+	if err == nil {
+		c.SetDeadline(time.Now().Add(patience))
+	}
+	return c, err
 }
 
 func (n *podNet) echo(ns *meshtest.NS, port int) {
