@@ -156,8 +156,20 @@ func (p *plane) report(ctx context.Context) error {
 // statusKinds are our own kinds: other objects' status belongs to others.
 var statusKinds = []string{"MeshConfig", "AccessPolicy", "TrafficPolicy"}
 
+// exists says whether an object without problems is still there.
+func (p *plane) exists(ref source.Ref) bool {
+	snap, key := p.cfg.Source.Snapshot(), source.Key{Namespace: ref.Namespace, Name: ref.Name}
+	switch ref.Kind {
+	case "AccessPolicy":
+		return snap.AccessPolicies[key] != nil
+	case "TrafficPolicy":
+		return snap.TrafficPolicies[key] != nil
+	}
+	return snap.Mesh != nil && snap.Mesh.Name == ref.Name
+}
+
 func (p *plane) writeStatus(ctx context.Context, ref source.Ref, problems []source.Problem) {
-	if !slices.Contains(statusKinds, ref.Kind) || ref.Name == "" {
+	if !slices.Contains(statusKinds, ref.Kind) || ref.Name == "" || len(problems) == 0 && !p.exists(ref) {
 		return
 	}
 	c := source.Condition{Type: "Accepted", Status: "True", Reason: "Accepted", Message: "in force"}

@@ -202,10 +202,29 @@ func TestBadTokens(t *testing.T) {
 func TestProblems(t *testing.T) {
 	f, caDir := newFolder(t), t.TempDir()
 	p := start(t, f, caDir, "127.0.0.1:0")
-	f.write("bad.yaml", "apiVersion: policy.heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: bad, namespace: shop}\nspec: {nonsense: true}\n")
+	f.write("bad.yaml", "apiVersion: heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: bad, namespace: shop}\nspec: {nonsense: true}\n")
 	eventually(t, "the problem is listed", func() bool { _, text := p.get("/debug/problems"); return strings.Contains(text, "bad.yaml") })
+	status := func() (all string) {
+		err := filepath.WalkDir(filepath.Join(f.dir, "status"), func(path string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				b, _ := os.ReadFile(path)
+				all += path + "\n" + string(b)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return all
+	}
+	eventually(t, "it stands in the object's status", func() bool {
+		s := status()
+		return strings.Contains(s, "Accepted") && strings.Contains(s, "nonsense") && strings.Contains(s, "False")
+	})
 	s := newSidecar(t, caDir, p.peers, f.token(f.key, nil))
 	s.waitReady(t)
+	f.write("bad.yaml", "apiVersion: heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: bad, namespace: shop}\nspec: {mtls: {mode: strict}}\n")
+	eventually(t, "its status is good", func() bool { return strings.Contains(status(), "True") })
 	if err := os.Remove(filepath.Join(f.dir, "bad.yaml")); err != nil {
 		t.Fatal(err)
 	}
