@@ -1,0 +1,235 @@
+package manifest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const good = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n"
+
+func pod(name, extra string) string {
+	return "apiVersion: v1\nkind: Pod\nmetadata:\n  name: " + name + "\nspec:\n  containers:\n  - name: c\n    command: [/c]\n" + extra
+}
+
+// TestBadDocuments holds where a problem is found and that the rest goes on.
+func TestBadDocuments(t *testing.T) {
+	for _, c := range []struct {
+		name, doc string
+		line      int // in a file where doc begins at line 5
+		ref       string
+		field     string
+		err       string
+	}{
+		{"syntax", "apiVersion: v1\nkind: [\n", 6, " ", "", "not YAML"},
+		{"a key twice", "apiVersion: v1\nkind: Pod\nkind: Pod\n", 7, " ", "", `key "kind" already set`},
+		{"no object", "- a\n", 5, " ", "", "not a Kubernetes object"},
+		{"no kind", "apiVersion: v1\nmetadata: {name: x}\n", 5, " default/x", "kind", "are needed"},
+		{"unknown kind", "apiVersion: v1\nkind: Secret\nmetadata: {name: x}\n", 6, "Secret default/x", "kind", "does not know"},
+		{"unknown field", pod("x", "  hostNetwerk: true\n"), 13, "Pod default/x", "hostNetwerk", "no such field"},
+		{"wrong type", pod("x", "  hostNetwork: maybe\n"), 13, "Pod default/x", "spec.hostNetwork", "a string cannot be read as bool"},
+		{"no name", "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: c, command: [/c]}]}\n", 5, "Pod default/", "metadata.name", "no name"},
+		{"bad name", pod("Web", ""), 8, "Pod default/Web", "metadata.name", `"Web"`},
+		{"name at its limit plus one", pod(strings.Repeat("a", 254), ""), 8, "Pod default/" + strings.Repeat("a", 254), "metadata.name", "no more than 253"},
+		{"namespace at its limit plus one", "apiVersion: v1\nkind: Namespace\nmetadata: {name: " + strings.Repeat("a", 64) + "}\n", 7, "Namespace " + strings.Repeat("a", 64), "metadata.name", "no more than 63"},
+		{"label at its limit plus one", "apiVersion: v1\nkind: ServiceAccount\nmetadata:\n  name: x\n  labels: {a: " + strings.Repeat("b", 64) + "}\n", 9, "ServiceAccount default/x", "metadata.labels", "no more than 63"},
+		{"no command", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: c, image: i}]}\n", 8, "Pod default/x", "spec.containers[0].command", "ignores images"},
+		{"selector and template differ", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\nspec:\n  selector: {matchLabels: {a: b}}\n  template: {metadata: {labels: {a: c}}, spec: {containers: [{name: c, command: [/c]}]}}\n",
+			9, "Deployment default/x", "spec.selector", "does not select"},
+		{"port", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  ports: [{port: 70000}]\n", 9, "Service default/x", "spec.ports[0].port", "70000 is not a port"},
+		{"ports without names", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  ports: [{port: 1}, {port: 2}]\n", 9, "Service default/x", "spec.ports[0].name", "names them"},
+		{"external name", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {type: ExternalName, externalName: '-'}\n", 8, "Service default/x", "spec.externalName", "not a DNS name"},
+		{"a job that never ends", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\nspec: {template: {spec: {containers: [{name: c, command: [/c]}]}}}\n", 8, "Job default/x", "spec.template.spec.restartPolicy", "must end"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			docs, problems := Parse("f.yaml", []byte(good+"---\n"+c.doc+"---\n"+pod("last", "")))
+			if len(docs) != 2 || docs[0].Ref.Name != "shop" || docs[1].Ref.Name != "last" {
+				t.Errorf("the rest did not go on: %v", docs)
+			}
+			if len(problems) == 0 {
+				t.Fatal("no problem found")
+			}
+			p := problems[0]
+			if p.Line != c.line || p.Ref.String() != c.ref || p.Field != c.field || !strings.Contains(p.Err, c.err) || p.File != "f.yaml" || p.Fix == "" {
+				t.Errorf("got line %d of %s, ref %q, field %q: %s", p.Line, p.File, p.Ref, p.Field, p)
+			}
+		})
+	}
+}
+
+func TestGoodDocuments(t *testing.T) {
+	docs, problems := Parse("f.yaml", []byte("# nothing\n---\n\n---\n"+pod("a", "")+"--- # comment\napiVersion: v1\nkind: List\nitems:\n- "+
+		strings.ReplaceAll(strings.TrimSpace(good), "\n", "\n  ")+"\n---\napiVersion: heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p}\nspec: {anything: [1]}\n"))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	var got []string
+	for _, d := range docs {
+		got = append(got, fmt.Sprintf("%s@%d", d.Ref, d.Line))
+	}
+	if s := strings.Join(got, ", "); s != "Pod default/a@5, Namespace shop@14, AccessPolicy default/p@21" {
+		t.Errorf("got %s", s)
+	}
+	p := docs[0].Object.(*corev1.Pod)
+	if p.Spec.ServiceAccountName != "default" || *p.Spec.TerminationGracePeriodSeconds != 30 || p.Spec.RestartPolicy != "Always" {
+		t.Errorf("defaults are missing: %+v", p.Spec)
+	}
+	if string(docs[2].JSON) != `{"apiVersion":"heddle.dev/v1alpha1","kind":"AccessPolicy","metadata":{"name":"p","namespace":"default"},"spec":{"anything":[1]}}` {
+		t.Errorf("passed on as %s", docs[2].JSON)
+	}
+}
+
+func TestNamesAtTheirLimits(t *testing.T) {
+	for _, doc := range []string{
+		pod(strings.Repeat("a", 253), ""),
+		"apiVersion: v1\nkind: Namespace\nmetadata: {name: " + strings.Repeat("a", 63) + ", labels: {" + strings.Repeat("k", 63) + ": " + strings.Repeat("v", 63) + "}}\n",
+		"apiVersion: v1\nkind: Service\nmetadata: {name: " + strings.Repeat("a", 63) + "}\nspec: {ports: [{port: 65535}]}\n",
+	} {
+		if docs, problems := Parse("f.yaml", []byte(doc)); len(docs) != 1 || len(problems) > 0 {
+			t.Errorf("%v", problems)
+		}
+	}
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func names(s *Set) string {
+	var out []string
+	for _, d := range s.Documents {
+		out = append(out, d.Ref.Name)
+	}
+	return strings.Join(out, " ")
+}
+
+// TestABrokenFileDeletesNothing edits a file until it is whole again.
+func TestABrokenFileDeletesNothing(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	f := NewFolder([]string{dir}, nil)
+	for _, step := range []struct {
+		text, want string
+		problems   int
+	}{
+		{pod("a", "") + "---\n" + pod("b", ""), "a b", 0},
+		{pod("a", "") + "---\napiVersion: v1\nkind: Po", "a b", 1}, // half written
+		{pod("a", "") + "---\n" + pod("b", "  hostNetwerk: true\n"), "a b", 1},
+		{pod("a", ""), "a", 0},
+		{"", "", 0},
+	} {
+		write(t, file, step.text)
+		s := f.Read()
+		if names(s) != step.want || len(s.Problems) != step.problems {
+			t.Errorf("%q: got %q, problems %v", step.text, names(s), s.Problems)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.Read(); names(s) != "" {
+		t.Errorf("the file is gone, %q stays", names(s))
+	}
+}
+
+func TestOneObjectTwice(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), pod("x", ""))
+	write(t, filepath.Join(dir, "b.yaml"), pod("x", ""))
+	write(t, filepath.Join(dir, ".hidden.yaml"), pod("other", ""))
+	write(t, filepath.Join(dir, "note.txt"), "no")
+	s := NewFolder([]string{dir}, nil).Read()
+	if names(s) != "x" || len(s.Problems) != 1 || !strings.Contains(s.Problems[0].Err, "a.yaml:1") {
+		t.Errorf("got %q, %v", names(s), s.Problems)
+	}
+}
+
+// TestWatch changes a folder by writing, by rename and by swapping a symlink,
+// as a ConfigMap volume does.
+func TestWatch(t *testing.T) {
+	top := t.TempDir()
+	for _, d := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(top, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(top, d, "m.yaml"), pod(d, ""))
+	}
+	dir := filepath.Join(top, "watched")
+	link := func(target string) {
+		tmp := filepath.Join(top, "tmp-link")
+		if err := os.Symlink(target, tmp); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(tmp, filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	link("../one")
+	if err := os.Symlink("..data/m.yaml", filepath.Join(dir, "m.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	f := NewFolder([]string{dir}, nil)
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(t.Context()) }()
+	expect := func(want string) {
+		t.Helper()
+		late := time.After(10 * time.Second)
+		for {
+			select {
+			case s := <-f.Sets():
+				if names(s) == want {
+					return
+				}
+			case <-late:
+				t.Fatalf("never saw %q", want)
+			}
+		}
+	}
+	expect("one")
+	write(t, filepath.Join(dir, "x.yaml"), pod("x", ""))
+	expect("one x")
+	write(t, filepath.Join(dir, ".x.tmp"), pod("other", ""))
+	if err := os.Rename(filepath.Join(dir, ".x.tmp"), filepath.Join(dir, "x.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	expect("one other")
+	link("../two")
+	expect("two other")
+	if err := os.Remove(filepath.Join(dir, "x.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	expect("two")
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(good + "---\n" + pod("a", "")))
+	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [null]}]\n"))
+	f.Add([]byte("---\n--- x\n---\t\n\xff: [\n"))
+	f.Add([]byte("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: -1, selector: {matchExpressions: [{key: a, operator: In}]}}\n"))
+	f.Add([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIPs: [x], ports: [{port: 1, targetPort: -5}]}\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		lines := strings.Count(string(data), "\n") + 1
+		docs, problems := Parse("f", data)
+		for _, d := range docs {
+			if d.Line < 1 || d.Line > lines || d.Ref.Name == "" {
+				t.Errorf("document at line %d of %d: %v", d.Line, lines, d.Ref)
+			}
+		}
+		for _, p := range problems {
+			if p.Line < 1 || p.Line > lines+1 || p.Err == "" {
+				t.Errorf("problem at line %d of %d: %v", p.Line, lines, p)
+			}
+		}
+	})
+}
