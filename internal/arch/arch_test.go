@@ -22,6 +22,17 @@ func TestHouse(t *testing.T) {
 	}
 }
 
+// The law about what a program links says nothing where the program is not
+// found.
+func TestProgramsAreFound(t *testing.T) {
+	g := load(t)
+	for _, name := range []string{"heddle", "heddle-controlplane", "heddle-injector", "heddle-sidecar"} {
+		if p := g[House().Module+"/cmd/"+name]; len(p.Imports) == 0 {
+			t.Errorf("cmd/%s imports nothing", name)
+		}
+	}
+}
+
 func TestText(t *testing.T) {
 	for _, v := range CheckText(files(t)) {
 		t.Error(v)
