@@ -256,6 +256,19 @@ func (c *client) dial() *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
+// refused dials and gives the error that the application meets: a reset may
+// come before connect has returned.
+func (c *client) refused() error {
+	conn, err := net.Dial("tcp", c.front)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	_, err = io.ReadAll(conn)
+	return err
+}
+
 // ask sends text and gives all that comes back until the connection ends.
 func ask(t testing.TB, c *net.TCPConn, text string) string {
 	t.Helper()

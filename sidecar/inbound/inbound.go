@@ -269,7 +269,7 @@ func (s *session) handshakeFailed(err error) {
 	reason := identity.ReasonOf(err)
 	if reason == telemetry.ReasonOK {
 		reason = telemetry.ReasonCertificateUnknown
-		if errors.Is(err, context.DeadlineExceeded) || isGone(err) {
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isGone(err) {
 			reason = telemetry.ReasonConnectFailed
 		}
 	}

@@ -153,6 +153,9 @@ func (d *direction) copy(first []byte) error {
 			return d.finish()
 		}
 		if err != nil {
+			if !d.open() {
+				return errWithdrawn // its end of the connection was closed for that
+			}
 			return err
 		}
 	}
