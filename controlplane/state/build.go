@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/controlplane/access"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -21,7 +23,7 @@ const maxLeft = 8192
 // kinds whose map is the same as before.
 func Build(prev *World, snap *source.Snapshot, opt Options) *World {
 	if prev == nil {
-		prev = &World{snap: &source.Snapshot{}, base: snap.Revision, externals: newExternalMemo(), policies: &policySet{}}
+		prev = &World{snap: &source.Snapshot{}, base: snap.Revision, externals: newExternalMemo(), policies: &access.Set{}}
 	}
 	w := *prev
 	w.snap, w.opt = snap, opt
@@ -347,16 +349,16 @@ func (b *builder) podsWhere(f func(*source.Pod) bool) {
 
 func (b *builder) policyChanges() {
 	spaces := map[string]bool{}
-	changes(b.prev.snap.AccessPolicies, b.snap.AccessPolicies, func(k source.Key, _, _ *accessPolicy) { spaces[k.Namespace] = true })
+	changes(b.prev.snap.AccessPolicies, b.snap.AccessPolicies, func(k source.Key, _, _ *v1alpha1.AccessPolicy) { spaces[k.Namespace] = true })
 	if !reflect.DeepEqual(b.prev.snap.BrokenPolicies, b.snap.BrokenPolicies) {
 		for _, p := range slices.Concat(b.prev.snap.BrokenPolicies, b.snap.BrokenPolicies) {
 			spaces[p.Ref.Namespace] = true
 		}
 	}
 	if len(spaces) > 0 {
-		b.policies = newPolicySet(b.snap)
+		b.policies = access.New(b.snap)
 	}
-	b.problems = append(b.problems, b.policies.problems...)
+	b.problems = append(b.problems, b.policies.Problems()...)
 	all := b.prev.snap.Mesh != b.snap.Mesh || b.prev.domain != b.domain
 	if all || len(spaces) > 0 {
 		b.podsWhere(func(p *source.Pod) bool { return all || spaces[p.Namespace] })

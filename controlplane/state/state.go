@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/access"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -56,7 +57,7 @@ type World struct {
 	outerVIPs   map[netip.Addr]source.Key // external and load balancer addresses
 	services    map[source.Key]*serviceNode
 	pods        map[source.Key]*podNode
-	policies    *policySet
+	policies    *access.Set
 
 	bundle, mesh *cell
 	left         map[netip.Addr]uint64 // addresses that were known once, and when they went

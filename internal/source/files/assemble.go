@@ -197,6 +197,14 @@ func succeed(old *version, path string, x *manifest.Text) *version {
 	return v
 }
 
+// worse says whether a new content has more mistakes than the old one.
+func worse(old *version, x *manifest.Text) bool {
+	if old == nil {
+		return len(x.Problems) > 0
+	}
+	return len(x.Problems) > len(old.problems)
+}
+
 // lost says whether a new content has fewer objects than the old one.
 func lost(old *version, x *manifest.Text) bool {
 	if old == nil {

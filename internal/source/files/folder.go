@@ -292,7 +292,7 @@ func (f *folder) judgeOne(path string, e *entry, now time.Time, force bool) time
 			break
 		}
 		x := manifest.Read(f.rel(path), data)
-		if (len(x.Problems) > 0 || len(data) == 0 || lost(e.good, x)) && !ripe(settle) {
+		if (worse(e.good, x) || len(data) == 0 || lost(e.good, x)) && !ripe(settle) {
 			return settle - rest
 		}
 		v = succeed(e.good, f.rel(path), x)
