@@ -20,6 +20,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/container"
+	"github.com/heddle-mesh/heddle/internal/lab/kubelet/life"
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/probe"
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/volume"
 )
@@ -168,7 +169,7 @@ func (h *host) Addresses(pod *corev1.Pod) (ips []corev1.PodIP, hosts []corev1.Ho
 }
 
 // Start starts a container with its output in its log.
-func (h *host) Start(c *corev1.Container, isInit bool) (process, error) {
+func (h *host) Start(c *corev1.Container, isInit bool) (life.Process, error) {
 	if c.Image != "" && !h.told[c.Name] {
 		h.told[c.Name] = true
 		h.log.Info("image is ignored: the lab runs command as a program of this machine", "container", c.Name, "image", c.Image)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/container"
+	"github.com/heddle-mesh/heddle/internal/lab/kubelet/life"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
@@ -66,10 +67,9 @@ type Kubelet struct {
 	log *slog.Logger
 
 	mu      sync.Mutex
-	workers map[types.UID]*worker
-	queue   []*worker // applied before Run
+	workers map[types.UID]*life.Worker
 	running bool
-	start   func(*worker) // set while running
+	start   func(types.UID, *life.Worker) // set while running
 }
 
 // defaultBackOff is a tenth of a real kubelet's: a lab is watched by someone
@@ -86,7 +86,7 @@ func New(cfg Config) *Kubelet {
 	if cfg.BackOff <= 0 {
 		cfg.BackOff = defaultBackOff
 	}
-	return &Kubelet{cfg: cfg, log: telemetry.Discard(cfg.Log).With("node", cfg.Node), workers: map[types.UID]*worker{}}
+	return &Kubelet{cfg: cfg, log: telemetry.Discard(cfg.Log).With("node", cfg.Node), workers: map[types.UID]*life.Worker{}}
 }
 
 // Run runs what Apply asks for until ctx ends; then it kills what still runs
@@ -103,16 +103,15 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		return errors.New("this kubelet runs already")
 	}
 	k.running = true
-	k.start = func(w *worker) {
+	k.start = func(uid types.UID, w *life.Worker) {
 		wg.Go(func() {
-			w.run(ctx)
-			k.forget(w)
+			w.Run(ctx)
+			k.forget(uid)
 		})
 	}
-	for _, w := range k.queue {
-		k.start(w)
+	for uid, w := range k.workers { // applied before
+		k.start(uid, w)
 	}
-	k.queue = nil
 	k.mu.Unlock()
 	<-ctx.Done()
 	k.mu.Lock()
@@ -122,12 +121,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	return nil
 }
 
-func (k *Kubelet) forget(w *worker) {
+func (k *Kubelet) forget(uid types.UID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.workers[w.uid] == w {
-		delete(k.workers, w.uid)
-	}
+	delete(k.workers, uid)
 }
 
 // Apply says that a pod, admitted and scheduled to this node, shall run.
@@ -148,21 +145,25 @@ func (k *Kubelet) Apply(pod *corev1.Pod) {
 			}
 			return
 		}
-		w = newWorker(pod, k.cfg.BackOff, k.log)
-		w.drive = newHost(k.cfg, w.log)
-		w.onStatus, w.onDeleted = k.cfg.OnStatus, k.cfg.OnDeleted
+		w = life.New(life.Config{
+			Pod: pod, BackOff: k.cfg.BackOff, OnStatus: k.cfg.OnStatus, OnDeleted: k.cfg.OnDeleted, Log: k.log,
+			Driver: newHost(k.cfg, k.log.With("pod", pod.Namespace+"/"+pod.Name)),
+		})
 		k.workers[pod.UID] = w
 		if k.start != nil {
-			k.start(w)
-		} else {
-			k.queue = append(k.queue, w)
+			k.start(pod.UID, w)
 		}
 		return
 	}
-	w.ask(func(d *desire) { d.pod = pod })
-	if pod.DeletionTimestamp != nil {
-		w.ask(func(d *desire) { d.remove(graceOf(pod, -1)) })
+	w.Update(pod)
+	if pod.DeletionTimestamp == nil {
+		return
 	}
+	grace := time.Duration(-1)
+	if s := pod.DeletionGracePeriodSeconds; s != nil {
+		grace = time.Duration(*s) * time.Second
+	}
+	w.Remove(grace)
 }
 
 // Delete ends a pod: preStop, SIGTERM, and after the grace SIGKILL; sidecars
@@ -174,21 +175,6 @@ func (k *Kubelet) Delete(uid types.UID, grace time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if w := k.workers[uid]; w != nil {
-		w.ask(func(d *desire) { d.remove(graceOf(w.first, grace)) })
+		w.Remove(grace)
 	}
-}
-
-// defaultGrace is Kubernetes' own.
-const defaultGrace = 30 * time.Second
-
-func graceOf(pod *corev1.Pod, grace time.Duration) time.Duration {
-	switch {
-	case grace >= 0:
-		return grace
-	case pod.DeletionGracePeriodSeconds != nil:
-		return time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
-	case pod.Spec.TerminationGracePeriodSeconds != nil:
-		return time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
-	}
-	return defaultGrace
 }

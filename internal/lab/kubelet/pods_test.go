@@ -217,7 +217,14 @@ func (w *town) await(uid types.UID, what string, is func(*corev1.Pod) bool) *cor
 	}
 }
 
-func isReady(p *corev1.Pod) bool { return condition(p, corev1.PodReady) == corev1.ConditionTrue }
+func isReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
 
 func (w *town) awaitDeleted(uid types.UID) {
 	w.t.Helper()

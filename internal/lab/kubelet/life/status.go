@@ -1,4 +1,4 @@
-package kubelet
+package life
 
 import (
 	"fmt"
@@ -10,27 +10,27 @@ import (
 )
 
 // publish reports the pod's status if it changed.
-func (w *worker) publish() {
+func (w *Worker) publish() {
 	next := w.currentStatus(time.Now())
 	if equality.Semantic.DeepEqual(w.status, next) {
 		return
 	}
 	w.status = next
-	if w.onStatus != nil {
-		w.onStatus(w.statusCopy())
+	if w.cfg.OnStatus != nil {
+		w.cfg.OnStatus(w.statusCopy())
 	}
 }
 
-func (w *worker) statusCopy() *corev1.Pod {
+func (w *Worker) statusCopy() *corev1.Pod {
 	out := w.pod.DeepCopy()
 	w.status.DeepCopyInto(&out.Status)
 	return out
 }
 
-func (w *worker) currentStatus(now time.Time) corev1.PodStatus {
+func (w *Worker) currentStatus(now time.Time) corev1.PodStatus {
 	start := metav1.NewTime(w.started)
 	st := corev1.PodStatus{StartTime: &start, QOSClass: w.pod.Status.QOSClass}
-	st.PodIPs, st.HostIPs = w.drive.Addresses(w.pod)
+	st.PodIPs, st.HostIPs = w.cfg.Driver.Addresses(w.pod)
 	if len(st.PodIPs) > 0 {
 		st.PodIP = st.PodIPs[0].IP
 	}
@@ -54,7 +54,7 @@ func (w *worker) currentStatus(now time.Time) corev1.PodStatus {
 }
 
 // phase follows the pod lifecycle of Kubernetes' documentation.
-func (w *worker) phase() corev1.PodPhase {
+func (w *Worker) phase() corev1.PodPhase {
 	apps, failed, finished, begun := 0, false, 0, 0
 	for _, c := range w.ctrs {
 		ended := c.finished || !w.deadline.IsZero() && c.proc == nil && c.runs > 0
@@ -84,7 +84,7 @@ func (w *worker) phase() corev1.PodPhase {
 	return corev1.PodPending
 }
 
-func (w *worker) nothingRuns() bool {
+func (w *Worker) nothingRuns() bool {
 	for _, c := range w.ctrs {
 		if c.proc != nil {
 			return false
@@ -93,7 +93,7 @@ func (w *worker) nothingRuns() bool {
 	return true
 }
 
-func (w *worker) conditions(st *corev1.PodStatus, now time.Time) {
+func (w *Worker) conditions(st *corev1.PodStatus, now time.Time) {
 	initialised, ready := w.setUp, w.setUp
 	notReady := ""
 	for _, c := range w.ctrs {

@@ -1,10 +1,9 @@
-package kubelet
+package life
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -92,7 +91,7 @@ func (s *stage) Addresses(*corev1.Pod) ([]corev1.PodIP, []corev1.HostIP) {
 }
 func (s *stage) Teardown(*corev1.Pod) error { s.say("teardown"); return nil }
 
-func (s *stage) Start(c *corev1.Container, _ bool) (process, error) {
+func (s *stage) Start(c *corev1.Container, _ bool) (Process, error) {
 	s.mu.Lock()
 	a := s.script[c.Name]
 	s.mu.Unlock()
@@ -142,19 +141,19 @@ func sidecar(name string, startup *corev1.Probe) corev1.Container {
 }
 
 // playPod runs a pod in a bubble while act changes things.
-func playPod(t *testing.T, pod *corev1.Pod, script map[string]act, play func(*stage, *worker, func() *corev1.Pod)) (out *stage) {
+func playPod(t *testing.T, pod *corev1.Pod, script map[string]act, play func(*stage, *Worker, func() *corev1.Pod)) (out *stage) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &stage{begin: time.Now(), script: script, procs: map[string]*fakeProc{}, asks: map[string]error{}}
 		out = s
-		w := newWorker(pod, time.Second, slog.New(slog.DiscardHandler))
-		w.drive = s
 		var mu sync.Mutex
 		var last *corev1.Pod
-		w.onStatus = func(p *corev1.Pod) { mu.Lock(); last = p; mu.Unlock() }
-		w.onDeleted = func(p *corev1.Pod) { s.say("deleted %s", p.Status.Phase) }
+		w := New(Config{Pod: pod, Driver: s, BackOff: time.Second,
+			OnStatus:  func(p *corev1.Pod) { mu.Lock(); last = p; mu.Unlock() },
+			OnDeleted: func(p *corev1.Pod) { s.say("deleted %s", p.Status.Phase) },
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); w.run(ctx) }()
+		go func() { defer close(done); w.Run(ctx) }()
 		play(s, w, func() *corev1.Pod {
 			synctest.Wait()
 			mu.Lock()
@@ -167,8 +166,6 @@ func playPod(t *testing.T, pod *corev1.Pod, script map[string]act, play func(*st
 	})
 	return out
 }
-
-func remove(w *worker, grace time.Duration) { w.ask(func(d *desire) { d.remove(grace) }) }
 
 func wantLog(t *testing.T, s *stage, want ...string) {
 	t.Helper()
@@ -192,7 +189,7 @@ func TestOrderOfStartAndStop(t *testing.T) {
 		[]corev1.Container{{Name: "app1"}, {Name: "app2"}})
 	s := playPod(t, pod, map[string]act{
 		"init1": {after: time.Second}, "init2": {after: time.Second}, "app1": {onTerm: 3 * time.Second}, "side1": {onTerm: time.Second},
-	}, func(s *stage, w *worker, last func() *corev1.Pod) {
+	}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		s.answer("side1 startup", errNo)
 		time.Sleep(3500 * time.Millisecond)
 		if p := last(); p.Status.Phase != corev1.PodPending || condition(p, corev1.PodInitialized) != "False" {
@@ -207,7 +204,7 @@ func TestOrderOfStartAndStop(t *testing.T) {
 		if st := p.Status.InitContainerStatuses; !st[0].Ready || st[0].State.Terminated == nil || st[1].State.Running == nil {
 			t.Errorf("init containers: %+v", st)
 		}
-		remove(w, 10*time.Second)
+		w.Remove(10 * time.Second)
 		time.Sleep(time.Minute)
 	})
 	wantLog(t, s, "0s start init1", "1s end init1 0", "1s start side1",
@@ -219,9 +216,9 @@ func TestOrderOfStartAndStop(t *testing.T) {
 func TestStatusWhileEnding(t *testing.T) {
 	app := corev1.Container{Name: "app", ReadinessProbe: aProbe("ready", 1, 1)}
 	pod := aPod(corev1.RestartPolicyAlways, []corev1.Container{sidecar("side", nil)}, []corev1.Container{app})
-	s := playPod(t, pod, map[string]act{"app": {onTerm: -1}, "side": {onTerm: -1}}, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, map[string]act{"app": {onTerm: -1}, "side": {onTerm: -1}}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		time.Sleep(1500 * time.Millisecond)
-		remove(w, 5*time.Second)
+		w.Remove(5 * time.Second)
 		time.Sleep(time.Second)
 		if p := last(); condition(p, corev1.PodReady) != "True" {
 			t.Error("an ending pod whose probes pass must stay Ready: it still serves")
@@ -231,7 +228,7 @@ func TestStatusWhileEnding(t *testing.T) {
 		if p := last(); condition(p, corev1.PodReady) != "False" {
 			t.Error("Ready does not follow the probe while the pod ends")
 		}
-		remove(w, time.Second) // more haste
+		w.Remove(time.Second) // more haste
 		time.Sleep(time.Minute)
 	})
 	wantLog(t, s, "0s start side", "0s start app", "1.5s term app", "4.5s end app 137",
@@ -240,7 +237,7 @@ func TestStatusWhileEnding(t *testing.T) {
 
 func TestBackOff(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyAlways, nil, []corev1.Container{{Name: "app"}})
-	s := playPod(t, pod, map[string]act{"app": {after: 100 * time.Millisecond, code: 3}}, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, map[string]act{"app": {after: 100 * time.Millisecond, code: 3}}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		time.Sleep(5 * time.Second)
 		cs := last().Status.ContainerStatuses[0]
 		if cs.State.Waiting == nil || cs.State.Waiting.Reason != "CrashLoopBackOff" || cs.RestartCount != 3 ||
@@ -278,7 +275,7 @@ func TestProbesGateAndRestart(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyAlways, nil, []corev1.Container{app})
 	grace := int64(4)
 	pod.Spec.TerminationGracePeriodSeconds = &grace
-	s := playPod(t, pod, map[string]act{"app": {onTerm: time.Second}}, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, map[string]act{"app": {onTerm: time.Second}}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		s.answer("app startup", errNo)
 		s.answer("app live", errNo) // must not matter yet
 		time.Sleep(3500 * time.Millisecond)
@@ -328,13 +325,13 @@ func TestJobsEndWithTheirSidecars(t *testing.T) {
 		{corev1.RestartPolicyOnFailure, 0, corev1.PodSucceeded},
 	} {
 		pod := aPod(tc.policy, []corev1.Container{sidecar("side", nil)}, []corev1.Container{{Name: "job"}})
-		s := playPod(t, pod, map[string]act{"job": {after: time.Second, code: tc.code}}, func(s *stage, w *worker, last func() *corev1.Pod) {
+		s := playPod(t, pod, map[string]act{"job": {after: time.Second, code: tc.code}}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 			time.Sleep(2 * time.Second)
 			p := last()
 			if p.Status.Phase != tc.want || condition(p, corev1.PodReady) != "False" {
 				t.Errorf("%s, exit code %d: %s", tc.policy, tc.code, p.Status.Phase)
 			}
-			remove(w, time.Second)
+			w.Remove(time.Second)
 			time.Sleep(time.Second)
 		})
 		wantLog(t, s, "0s start side", "0s start job", fmt.Sprintf("1s end job %d", tc.code), "1s term side", "1s end side 143",
@@ -344,7 +341,7 @@ func TestJobsEndWithTheirSidecars(t *testing.T) {
 
 func TestInitFailures(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyNever, []corev1.Container{sidecar("side", nil), {Name: "init"}}, []corev1.Container{{Name: "app"}})
-	s := playPod(t, pod, map[string]act{"init": {after: time.Second, code: 2}}, func(_ *stage, _ *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, map[string]act{"init": {after: time.Second, code: 2}}, func(_ *stage, _ *Worker, last func() *corev1.Pod) {
 		time.Sleep(time.Minute)
 		if p := last(); p.Status.Phase != corev1.PodFailed {
 			t.Errorf("phase %s", p.Status.Phase)
@@ -352,7 +349,7 @@ func TestInitFailures(t *testing.T) {
 	})
 	wantLog(t, s, "0s start side", "0s start init", "1s end init 2", "1s term side", "1s end side 143", "1m0s teardown")
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	s = playPod(t, pod, map[string]act{"init": {after: time.Second, code: 2}}, func(s *stage, _ *worker, last func() *corev1.Pod) {
+	s = playPod(t, pod, map[string]act{"init": {after: time.Second, code: 2}}, func(s *stage, _ *Worker, last func() *corev1.Pod) {
 		time.Sleep(2500 * time.Millisecond)
 		s.mu.Lock()
 		s.script["init"] = act{after: time.Second}
@@ -369,7 +366,7 @@ func TestInitFailures(t *testing.T) {
 
 func TestSidecarIsRestartedAlone(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyAlways, []corev1.Container{sidecar("side", aProbe("startup", 1, 9))}, []corev1.Container{{Name: "app"}})
-	s := playPod(t, pod, nil, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, nil, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		time.Sleep(time.Second)
 		s.answer("side startup", errNo)
 		s.procs["side"].end(1)
@@ -387,7 +384,7 @@ func TestSidecarIsRestartedAlone(t *testing.T) {
 
 func TestWhatDoesNotStart(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyAlways, nil, []corev1.Container{{Name: "app"}})
-	s := playPod(t, pod, map[string]act{"app": {startErr: errNo}}, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, pod, map[string]act{"app": {startErr: errNo}}, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		s.mu.Lock()
 		s.setupErr = errors.New("no token yet")
 		s.mu.Unlock()
@@ -403,7 +400,7 @@ func TestWhatDoesNotStart(t *testing.T) {
 		if cs.State.Waiting == nil || cs.State.Waiting.Reason != "CreateContainerError" || cs.State.Waiting.Message != "no" || cs.RestartCount != 0 {
 			t.Errorf("cannot start: %+v", cs)
 		}
-		remove(w, time.Second)
+		w.Remove(time.Second)
 		time.Sleep(time.Second)
 	})
 	if last := s.log[len(s.log)-1]; !strings.HasSuffix(last, "deleted Failed") {
@@ -414,9 +411,9 @@ func TestWhatDoesNotStart(t *testing.T) {
 func TestPreStopComesBeforeSIGTERM(t *testing.T) {
 	app := corev1.Container{Name: "app", Lifecycle: &corev1.Lifecycle{
 		PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 3}}}}
-	s := playPod(t, aPod(corev1.RestartPolicyAlways, nil, []corev1.Container{app}), nil, func(s *stage, w *worker, last func() *corev1.Pod) {
+	s := playPod(t, aPod(corev1.RestartPolicyAlways, nil, []corev1.Container{app}), nil, func(s *stage, w *Worker, last func() *corev1.Pod) {
 		time.Sleep(time.Second)
-		remove(w, 10*time.Second)
+		w.Remove(10 * time.Second)
 		time.Sleep(time.Minute)
 	})
 	wantLog(t, s, "0s start app", "4s term app", "4s end app 143", "4s teardown", "4s deleted Failed")

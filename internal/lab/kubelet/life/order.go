@@ -1,4 +1,4 @@
-package kubelet
+package life
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 
 // reconcile does what the pod's state asks for: which container starts, which
 // ends, in which order. It says whether the pod is over.
-func (w *worker) reconcile(ctx context.Context) (over bool) {
+func (w *Worker) reconcile(ctx context.Context) (over bool) {
 	w.killOverdue()
 	if w.deadline.IsZero() && w.setUp && w.initialise(ctx) {
 		w.runApps(ctx)
@@ -17,7 +17,7 @@ func (w *worker) reconcile(ctx context.Context) (over bool) {
 	return !w.deadline.IsZero() && w.wind(ctx)
 }
 
-func (w *worker) killOverdue() {
+func (w *Worker) killOverdue() {
 	now := time.Now()
 	for _, c := range w.ctrs {
 		if c.proc != nil && !c.killAt.IsZero() && !now.Before(c.killAt) {
@@ -33,7 +33,7 @@ func (c *ctr) due() bool {
 
 // initialise walks the init containers in order and says whether the others
 // may run: each ordinary one has succeeded, each sidecar has started once.
-func (w *worker) initialise(ctx context.Context) bool {
+func (w *Worker) initialise(ctx context.Context) bool {
 	waiting := false
 	for _, c := range w.ctrs {
 		switch c.role {
@@ -72,7 +72,7 @@ func (c *ctr) passed() bool {
 	return c.finished && c.last.ExitCode == 0
 }
 
-func (w *worker) runApps(ctx context.Context) {
+func (w *Worker) runApps(ctx context.Context) {
 	finished := true
 	for _, c := range w.ctrs {
 		if c.role != roleApp {
@@ -90,7 +90,7 @@ func (w *worker) runApps(ctx context.Context) {
 
 // wind ends the pod: all others at once, then sidecars one by one in reverse
 // order. A finished pod that nobody deleted stays, with nothing running.
-func (w *worker) wind(ctx context.Context) (over bool) {
+func (w *Worker) wind(ctx context.Context) (over bool) {
 	running := false
 	for _, c := range w.ctrs {
 		if c.role != roleSidecar && c.proc != nil {
@@ -117,7 +117,7 @@ func (w *worker) wind(ctx context.Context) (over bool) {
 }
 
 // nextDue is how long nothing will happen by itself.
-func (w *worker) nextDue() time.Duration {
+func (w *Worker) nextDue() time.Duration {
 	next := time.Duration(math.MaxInt64)
 	for _, c := range w.ctrs {
 		switch {

@@ -1,4 +1,8 @@
-package kubelet
+// Package life is the life of one pod: which of its containers starts, is
+// restarted or ends, when, in which order, and what its status says of it. One
+// goroutine owns the state and hears of everything else as events. How things
+// are done is its Driver's matter. internal/lab/kubelet calls it.
+package life
 
 import (
 	"context"
@@ -6,24 +10,23 @@ import (
 	"math"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/probe"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
-// driver is what a worker needs done. Its methods may be called from any
-// goroutine of the worker.
-type driver interface {
+// Driver does what a Worker needs done. Its methods may be called from any
+// goroutine of the Worker.
+type Driver interface {
 	// Setup makes the pod's network and volumes; it may be called again.
 	Setup(ctx context.Context, pod *corev1.Pod) error
 	// Keep does what must go on while the pod is there (tokens), until ctx ends.
 	Keep(ctx context.Context)
 	// Start starts a container and waits until its program runs.
-	Start(c *corev1.Container, isInit bool) (process, error)
+	Start(c *corev1.Container, isInit bool) (Process, error)
 	// Ask does a probe's or hook's action against a container.
 	Ask(ctx context.Context, c *corev1.Container, a probe.Action) error
 	// Addresses are the pod's and its node's.
@@ -32,8 +35,8 @@ type driver interface {
 	Teardown(pod *corev1.Pod) error
 }
 
-// process is a container that runs; container.Process is one.
-type process interface {
+// Process is a container that runs.
+type Process interface {
 	PID() int
 	Done() <-chan struct{}
 	Code() int
@@ -50,16 +53,22 @@ const (
 	sidecarGrace = 2 * time.Second
 )
 
-// worker owns one pod. One goroutine (run) reads and writes its state; others
+// Config is one pod.
+type Config struct {
+	Pod     *corev1.Pod // read-only from here on
+	Driver  Driver
+	BackOff time.Duration // before the second restart; doubled by each further one
+	// OnStatus and OnDeleted get copies, one after the other.
+	OnStatus  func(*corev1.Pod)
+	OnDeleted func(*corev1.Pod)
+	Log       *slog.Logger
+}
+
+// Worker owns one pod. One goroutine (run) reads and writes its state; others
 // tell it what happened by events.
-type worker struct {
-	uid       types.UID
-	first     *corev1.Pod // as applied first; read-only
-	drive     driver
-	onStatus  func(*corev1.Pod)
-	onDeleted func(*corev1.Pod)
-	backOff   time.Duration
-	log       *slog.Logger
+type Worker struct {
+	cfg Config
+	log *slog.Logger
 
 	mu     sync.Mutex
 	wanted desire
@@ -126,7 +135,7 @@ type ctr struct {
 	role role
 
 	gen        int // of the run; events of earlier runs are void
-	proc       process
+	proc       Process
 	stopProbes context.CancelFunc
 	startedAt  time.Time
 	started    bool // startup probe passed, or none
@@ -144,10 +153,11 @@ type ctr struct {
 	notBefore time.Time
 }
 
-func newWorker(pod *corev1.Pod, backOff time.Duration, log *slog.Logger) *worker {
-	w := &worker{
-		uid: pod.UID, first: pod, pod: pod, backOff: backOff,
-		log:    log.With("pod", pod.Namespace+"/"+pod.Name),
+// New prepares a pod's life; Run begins it.
+func New(cfg Config) *Worker {
+	pod := cfg.Pod
+	w := &Worker{
+		cfg: cfg, pod: pod, log: telemetry.Discard(cfg.Log).With("pod", pod.Namespace+"/"+pod.Name),
 		wanted: desire{grace: -1}, asked: make(chan struct{}, 1), events: make(chan event),
 	}
 	for i := range pod.Spec.InitContainers {
@@ -169,8 +179,33 @@ func newWorker(pod *corev1.Pod, backOff time.Duration, log *slog.Logger) *worker
 	return w
 }
 
+// Update takes a pod's new metadata; never blocks.
+func (w *Worker) Update(pod *corev1.Pod) { w.ask(func(d *desire) { d.pod = pod }) }
+
+// Remove ends the pod within a grace (negative: the pod's own); then Run
+// returns. A later call may only shorten it. Never blocks.
+func (w *Worker) Remove(grace time.Duration) {
+	grace = graceOf(w.cfg.Pod, grace)
+	w.ask(func(d *desire) { d.remove(grace) })
+}
+
+// defaultGrace is Kubernetes' own.
+const defaultGrace = 30 * time.Second
+
+func graceOf(pod *corev1.Pod, grace time.Duration) time.Duration {
+	switch {
+	case grace >= 0:
+		return grace
+	case pod.DeletionGracePeriodSeconds != nil:
+		return time.Duration(*pod.DeletionGracePeriodSeconds) * time.Second
+	case pod.Spec.TerminationGracePeriodSeconds != nil:
+		return time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	}
+	return defaultGrace
+}
+
 // ask changes what is wanted; never blocks.
-func (w *worker) ask(change func(*desire)) {
+func (w *Worker) ask(change func(*desire)) {
 	w.mu.Lock()
 	change(&w.wanted)
 	w.mu.Unlock()
@@ -180,8 +215,9 @@ func (w *worker) ask(change func(*desire)) {
 	}
 }
 
-// run lives as long as the pod.
-func (w *worker) run(ctx context.Context) {
+// Run lives as long as the pod. When ctx ends it kills what runs and cleans up,
+// but does not call that deleted. It returns when all it started has ended.
+func (w *Worker) Run(ctx context.Context) {
 	inner, cancel := context.WithCancel(ctx)
 	w.started = time.Now()
 	w.setup(inner, 0)
@@ -212,7 +248,7 @@ func (w *worker) run(ctx context.Context) {
 
 // finish waits for all that was started, then takes the pod's things away. ctx
 // has ended.
-func (w *worker) finish(ctx context.Context) {
+func (w *Worker) finish(ctx context.Context) {
 	drained := make(chan struct{})
 	go func() {
 		w.wg.Wait()
@@ -228,25 +264,25 @@ func (w *worker) finish(ctx context.Context) {
 		}
 	}
 	w.publish()
-	if err := w.drive.Teardown(w.pod); err != nil {
+	if err := w.cfg.Driver.Teardown(w.pod); err != nil {
 		w.log.Warn("pod not cleaned up", "error", err)
 	}
-	if w.deleting && w.onDeleted != nil {
-		w.onDeleted(w.statusCopy())
+	if w.deleting && w.cfg.OnDeleted != nil {
+		w.cfg.OnDeleted(w.statusCopy())
 	}
 }
 
 // tell brings an event to run. Every goroutine that tells is counted in wg,
 // and finish listens until all are gone, so it always returns.
-func (w *worker) tell(e event) { w.events <- e }
+func (w *Worker) tell(e event) { w.events <- e }
 
-func (w *worker) setup(ctx context.Context, after time.Duration) {
+func (w *Worker) setup(ctx context.Context, after time.Duration) {
 	pod := w.pod
 	w.wg.Go(func() {
 		if !pause(ctx, after) {
 			return
 		}
-		w.tell(event{kind: setUpDone, err: w.drive.Setup(ctx, pod)})
+		w.tell(event{kind: setUpDone, err: w.cfg.Driver.Setup(ctx, pod)})
 	})
 }
 
@@ -264,7 +300,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (w *worker) look() {
+func (w *Worker) look() {
 	w.mu.Lock()
 	d := w.wanted
 	w.wanted = desire{grace: -1}
@@ -281,7 +317,7 @@ func (w *worker) look() {
 }
 
 // end says that the pod shall be over by a time; only ever earlier.
-func (w *worker) end(at time.Time) {
+func (w *Worker) end(at time.Time) {
 	if !w.deadline.IsZero() && !at.Before(w.deadline) {
 		return
 	}
@@ -293,7 +329,7 @@ func (w *worker) end(at time.Time) {
 	}
 }
 
-func (w *worker) handle(ctx context.Context, e event) {
+func (w *Worker) handle(ctx context.Context, e event) {
 	if e.kind == setUpDone {
 		if ctx.Err() != nil {
 			return // finish counts on nothing new being started
@@ -304,7 +340,7 @@ func (w *worker) handle(ctx context.Context, e event) {
 			w.setup(ctx, setupRetry)
 			return
 		}
-		w.wg.Go(func() { w.drive.Keep(ctx) })
+		w.wg.Go(func() { w.cfg.Driver.Keep(ctx) })
 		return
 	}
 	if e.gen != e.c.gen || e.c.proc == nil {
@@ -333,7 +369,7 @@ func (w *worker) handle(ctx context.Context, e event) {
 	}
 }
 
-func (w *worker) probeGrace(c *ctr, kind eventKind) time.Duration {
+func (w *Worker) probeGrace(c *ctr, kind eventKind) time.Duration {
 	p := c.spec.LivenessProbe
 	if kind == startupBad {
 		p = c.spec.StartupProbe
@@ -344,162 +380,7 @@ func (w *worker) probeGrace(c *ctr, kind eventKind) time.Duration {
 	return graceOf(w.pod, -1)
 }
 
-// launch starts a container's next run.
-func (w *worker) launch(ctx context.Context, c *ctr) {
-	proc, err := w.drive.Start(c.spec, c.role != roleApp)
-	if err != nil {
-		c.wait = corev1.ContainerStateWaiting{Reason: "CreateContainerError", Message: err.Error()}
-		w.log.Warn("container does not start", "container", c.spec.Name, "error", err)
-		w.postpone(c)
-		return
-	}
-	c.gen++
-	c.runs++
-	c.proc, c.startedAt, c.killAt, c.killed = proc, time.Now(), time.Time{}, false
-	c.started = c.spec.StartupProbe == nil
-	c.wasStarted = c.wasStarted || c.started
-	c.ready = c.started && c.spec.ReadinessProbe == nil
-	gen := c.gen
-	w.wg.Go(func() {
-		<-proc.Done()
-		w.tell(event{c: c, gen: gen, kind: exited})
-	})
-	var probes context.Context
-	probes, c.stopProbes = context.WithCancel(ctx)
-	w.watch(probes, c)
-}
-
-// watch runs a run's postStart hook and probes: the startup probe first, the
-// others once that passed.
-func (w *worker) watch(ctx context.Context, c *ctr) {
-	gen, spec := c.gen, c.spec
-	tell := func(kind eventKind, err error) { w.tell(event{c: c, gen: gen, kind: kind, err: err}) }
-	if l := spec.Lifecycle; l != nil && l.PostStart != nil {
-		w.wg.Go(func() {
-			if err := w.drive.Ask(ctx, spec, hookAction(l.PostStart)); err != nil && ctx.Err() == nil {
-				tell(hookBad, err)
-			}
-		})
-	}
-	loop := func(p *corev1.Probe, eager bool, report func(bool, error) bool) {
-		l := probe.NewLoop(p)
-		l.Eager = eager
-		l.Run(ctx, func(ctx context.Context) error { return w.drive.Ask(ctx, spec, probeAction(p)) }, report)
-	}
-	others := func() {
-		if p := spec.ReadinessProbe; p != nil {
-			w.wg.Go(func() {
-				loop(p, true, func(ok bool, err error) bool {
-					if ok {
-						tell(readyOK, nil)
-					} else {
-						tell(readyBad, err)
-					}
-					return true
-				})
-			})
-		}
-		if p := spec.LivenessProbe; p != nil {
-			w.wg.Go(func() {
-				loop(p, false, func(ok bool, err error) bool {
-					if !ok {
-						tell(livenessBad, err)
-					}
-					return ok
-				})
-			})
-		}
-	}
-	p := spec.StartupProbe
-	if p == nil {
-		others()
-		return
-	}
-	w.wg.Go(func() {
-		loop(p, true, func(ok bool, err error) bool {
-			if ok {
-				tell(startupOK, nil)
-				others()
-			} else {
-				tell(startupBad, err)
-			}
-			return false
-		})
-	})
-}
-
-func probeAction(p *corev1.Probe) probe.Action {
-	return probe.Action{HTTP: p.HTTPGet, TCP: p.TCPSocket, Exec: p.Exec, GRPC: p.GRPC}
-}
-
-func hookAction(h *corev1.LifecycleHandler) probe.Action {
-	return probe.Action{HTTP: h.HTTPGet, TCP: h.TCPSocket, Exec: h.Exec}
-}
-
-// stop begins to end a container: its hook, then SIGTERM; SIGKILL when killAt
-// has come (reconcile).
-func (w *worker) stop(ctx context.Context, c *ctr, killAt time.Time) {
-	if c.proc == nil {
-		return
-	}
-	if !c.killAt.IsZero() { // being stopped already
-		if killAt.Before(c.killAt) {
-			c.killAt = killAt
-		}
-		return
-	}
-	c.killAt = killAt
-	proc, spec := c.proc, c.spec
-	w.wg.Go(func() {
-		if l := spec.Lifecycle; l != nil && l.PreStop != nil {
-			w.preStop(ctx, spec, proc, killAt)
-		}
-		if err := proc.Signal(syscall.SIGTERM); err != nil {
-			w.log.Warn("container not stopped", "container", spec.Name, "error", err)
-		}
-	})
-}
-
-func (w *worker) preStop(ctx context.Context, spec *corev1.Container, proc process, until time.Time) {
-	ctx, cancel := context.WithDeadline(ctx, until)
-	defer cancel()
-	go func() { // a container that is gone needs no hook; ends with ctx
-		select {
-		case <-proc.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	l := spec.Lifecycle.PreStop
-	if l.Sleep != nil {
-		pause(ctx, time.Duration(l.Sleep.Seconds)*time.Second)
-		return
-	}
-	if err := w.drive.Ask(ctx, spec, hookAction(l)); err != nil && ctx.Err() == nil {
-		w.log.Warn("preStop failed", "container", spec.Name, "error", err)
-	}
-}
-
-func (w *worker) kill(c *ctr) {
-	if c.proc == nil || c.killed {
-		return
-	}
-	c.killed = true
-	if c.killAt.IsZero() {
-		c.killAt = time.Now()
-	}
-	if err := c.proc.Signal(syscall.SIGKILL); err != nil {
-		w.log.Warn("container not killed", "container", c.spec.Name, "error", err)
-	}
-}
-
-func (w *worker) killAll() {
-	for _, c := range w.ctrs {
-		w.kill(c)
-	}
-}
-
-func (w *worker) exited(c *ctr) {
+func (w *Worker) exited(c *ctr) {
 	code := c.proc.Code()
 	c.stopProbes()
 	now := time.Now()
@@ -516,7 +397,7 @@ func (w *worker) exited(c *ctr) {
 	}
 	// The first restart comes at once, as with a real kubelet.
 	if c.delay == 0 {
-		c.delay = w.backOff / 2 // doubled by the next
+		c.delay = w.cfg.BackOff / 2 // doubled by the next
 		c.notBefore = now
 		return
 	}
@@ -526,13 +407,13 @@ func (w *worker) exited(c *ctr) {
 }
 
 // postpone doubles a container's wait.
-func (w *worker) postpone(c *ctr) {
-	c.delay = min(maxBackOff, max(w.backOff, 2*c.delay))
+func (w *Worker) postpone(c *ctr) {
+	c.delay = min(maxBackOff, max(w.cfg.BackOff, 2*c.delay))
 	c.notBefore = time.Now().Add(c.delay)
 }
 
 // restarts says whether a container that ended shall run again.
-func (w *worker) restarts(c *ctr, code int) bool {
+func (w *Worker) restarts(c *ctr, code int) bool {
 	policy := w.pod.Spec.RestartPolicy
 	switch {
 	case !w.deadline.IsZero():
