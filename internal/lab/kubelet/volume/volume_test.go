@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,11 +123,11 @@ func TestTokensAreRenewedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		var made []string
-		fail := false
+		var fail atomic.Bool
 		s := New(Config{Pod: pod(tokenVolume("a", "a", 100), tokenVolume("b", "b", 1000)), Dir: dir,
 			Token: func(_ context.Context, aud string, d time.Duration) (string, time.Time, error) {
 				made = append(made, fmt.Sprintf("%s@%v", aud, time.Since(start)))
-				if fail {
+				if fail.Load() {
 					return "", time.Time{}, errors.New("not now")
 				}
 				return made[len(made)-1], time.Now().Add(d), nil
@@ -153,9 +154,9 @@ func TestTokensAreRenewedInTime(t *testing.T) {
 		if read("a") != "a@1m20s" || read("b") != "b@0s" {
 			t.Errorf("after 80 s: %v", made)
 		}
-		fail = true
+		fail.Store(true)
 		time.Sleep(85 * time.Second) // 160 s: fails
-		fail = false
+		fail.Store(false)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		if got := read("a"); got != "a@2m50s" && got != "a@2m51s" {
