@@ -56,6 +56,8 @@ type Files struct {
 	changed  chan struct{}
 	snapshot atomic.Pointer[source.Snapshot]
 	keys     keyCache
+	mu       sync.Mutex
+	next     chan struct{} // closed at the next snapshot
 	secrets  sync.Mutex
 	events   sync.Mutex
 }
@@ -71,7 +73,7 @@ func New(cfg Config) *Files {
 	if cfg.SecretsDir == "" {
 		cfg.SecretsDir = filepath.Join(cfg.Dir, "secrets")
 	}
-	return &Files{cfg: cfg, log: telemetry.Discard(cfg.Log), changed: make(chan struct{}, 1)}
+	return &Files{cfg: cfg, log: telemetry.Discard(cfg.Log), changed: make(chan struct{}, 1), next: make(chan struct{})}
 }
 
 // Read reads a folder once, judging files as they stand: for tests and
@@ -104,6 +106,13 @@ func (f *Files) Snapshot() *source.Snapshot { return f.snapshot.Load() }
 
 // Changed signals a new snapshot.
 func (f *Files) Changed() <-chan struct{} { return f.changed }
+
+// upcoming is closed when a snapshot follows the one that is there now.
+func (f *Files) upcoming() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.next
+}
 
 // Run watches until ctx ends. It fails only if there is no folder to begin
 // with.
@@ -259,6 +268,10 @@ func (w *watcher) publish() {
 		return
 	}
 	w.snapshot.Store(next)
+	w.mu.Lock()
+	close(w.next)
+	w.next = make(chan struct{})
+	w.mu.Unlock()
 	select {
 	case w.changed <- struct{}{}:
 	default:

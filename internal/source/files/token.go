@@ -22,6 +22,9 @@ const (
 	// leeway forgives clocks that differ: ten seconds is far more than NTP
 	// leaves and far less than a token's hour.
 	leeway = 10 * time.Second
+	// catchUp is how long a token may be ahead of its pod's manifest: longer
+	// than a change rests before it is taken over.
+	catchUp = settle + 200*time.Millisecond
 	// maxToken bounds a token before it is parsed; projected ones have 1-2 KB.
 	maxToken = 16 << 10
 )
@@ -83,7 +86,28 @@ func (f *Files) ReviewToken(ctx context.Context, token, audience string) (source
 		return source.TokenInfo{}, refused("malformed: subject %q is not %q", std.Subject, sub)
 	}
 	info := source.TokenInfo{Namespace: k.Namespace, ServiceAccount: k.ServiceAccount.Name, PodName: k.Pod.Name, PodUID: k.Pod.UID, Expiry: std.Expiry.Time()}
-	return info, f.alive(info, k.ServiceAccount.UID)
+	return info, f.aliveSoon(ctx, info, k.ServiceAccount.UID)
+}
+
+// aliveSoon gives a pod that started just now the time until its manifest is
+// seen: its token may be here first.
+func (f *Files) aliveSoon(ctx context.Context, t source.TokenInfo, accountUID string) error {
+	deadline := time.NewTimer(catchUp)
+	defer deadline.Stop()
+	for {
+		next := f.upcoming()
+		err := f.alive(t, accountUID)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-next:
+		case <-deadline.C:
+			return err
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // verify tries the key that the token names, or all if it names none.

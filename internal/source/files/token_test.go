@@ -144,6 +144,17 @@ status: {phase: Succeeded}
 			}
 		})
 	}
+	// A token that is here before its pod's manifest waits for it.
+	early := sign(t, es, ec, "ec", good(pod("early", "uid-e")))
+	answer := make(chan error)
+	go func() {
+		_, err := d.ReviewToken(t.Context(), early, audience)
+		answer <- err
+	}()
+	put(t, filepath.Join(dir, "early.yaml"), "apiVersion: v1\nkind: Pod\nmetadata: {name: early, namespace: shop, uid: uid-e}\nspec: {serviceAccountName: web}\n")
+	if err := <-answer; err != nil {
+		t.Errorf("early: %v", err)
+	}
 	// Keys are read anew when their file changes; a torn file changes nothing.
 	write(t, filepath.Join(dir, jwksFile), string(raw[:20]))
 	if _, err := d.ReviewToken(t.Context(), sign(t, es, ec, "ec", good()), audience); err != nil {
