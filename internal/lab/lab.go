@@ -167,7 +167,7 @@ func (l *Lab) build(fab *fabric.Fabric) (*brain, error) {
 			Token:     b.token,
 			OnStatus:  func(p *corev1.Pod) { l.inbox.put(func(c *cluster.Cluster) { c.PodStatus(p) }) },
 			OnDeleted: func(p *corev1.Pod) { l.inbox.put(func(c *cluster.Cluster) { c.PodDeleted(p.UID) }) },
-			BackOff:   l.cfg.BackOff, Log: l.log.With("node", n.Name),
+			BackOff:   l.cfg.BackOff, Log: l.log,
 		})
 	}
 	return b, nil

@@ -9,8 +9,10 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	admissionregv1 "k8s.io/api/admissionregistration/v1"
@@ -69,8 +71,10 @@ func writeSystem(cfg Config, net fabric.Config) error {
 		&corev1.Namespace{TypeMeta: meta("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}},
 		account(controlName), account(injectorName),
 		systemService(controlName, controlPort, controlPort), systemService(injectorName, 443, injectorPort),
-		systemPod(controlName, net.Nodes[0].Name, control, controlMetricsPort),
-		systemPod(injectorName, net.Nodes[0].Name, injector, injectorMetricsPort),
+		systemPod(program{controlName, net.Nodes[0].Name, control, controlMetricsPort,
+			map[string]bool{p.objects(): true, p.ca(): true}}),
+		systemPod(program{injectorName, net.Nodes[0].Name, injector, injectorMetricsPort,
+			map[string]bool{p.objects(): false, p.ca(): false, certs: false}}),
 		webhookConfiguration(ca),
 	}
 	var out bytes.Buffer
@@ -103,18 +107,34 @@ func systemService(name string, port, target int32) any {
 			Ports: []corev1.ServicePort{{Name: "main", Port: port, TargetPort: intstr.FromInt32(target)}}}}
 }
 
-// systemPod runs one of the mesh's programs on a node's own network. Ready is
-// what the program says of itself.
-func systemPod(name, node string, command []string, metrics int32) any {
+// program is one of the mesh's programs.
+type program struct {
+	name, node string
+	command    []string
+	metrics    int32           // port; /ready there is what the program says of itself
+	folders    map[string]bool // of this machine that it sees; true: and writes
+}
+
+// systemPod runs a program on a node's own network.
+func systemPod(p program) any {
+	var volumes []corev1.Volume
+	var mounts []corev1.VolumeMount
+	for i, path := range slices.Sorted(maps.Keys(p.folders)) {
+		name := fmt.Sprintf("folder-%d", i)
+		volumes = append(volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: path}}})
+		mounts = append(mounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: !p.folders[path]})
+	}
 	return &corev1.Pod{TypeMeta: meta("v1", "Pod"),
-		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: name, Labels: map[string]string{"app": name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: p.name, Labels: map[string]string{"app": p.name}},
 		Spec: corev1.PodSpec{
-			NodeName: node, HostNetwork: true, ServiceAccountName: name,
+			NodeName: p.node, HostNetwork: true, ServiceAccountName: p.name,
 			TerminationGracePeriodSeconds: new(int64(5)),
+			Volumes:                       volumes,
 			Containers: []corev1.Container{{
-				Name: name, Image: name, Command: command[:1], Args: command[1:],
+				Name: p.name, Image: p.name, Command: p.command[:1], Args: p.command[1:], VolumeMounts: mounts,
 				ReadinessProbe: &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 3, ProbeHandler: corev1.ProbeHandler{
-					HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(metrics)}}},
+					HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromInt32(p.metrics)}}},
 			}},
 		}}
 }

@@ -47,7 +47,7 @@ func Open(dir string) (*Folder, error) {
 		return nil, fmt.Errorf("list the objects folder: %w", err)
 	}
 	for _, e := range entries {
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 			return nil, fmt.Errorf("empty the objects folder: %w", err)
 		}
 	}
