@@ -40,7 +40,7 @@ type Config struct {
 	// ClusterPrefixes are the ranges of pods and Services, if known: skipping
 	// them takes destinations out of the mesh, which is worth a warning.
 	ClusterPrefixes []netip.Prefix
-	// Requests and limits of the sidecar; zero: DefaultRequests and no limit.
+	// Requests and limits of the sidecar; zero: defaultRequests and no limit.
 	Resources corev1.ResourceRequirements
 }
 

@@ -102,14 +102,14 @@ func TestLongRunning(t *testing.T) {
 		Containers:     []corev1.Container{{Name: "app"}, {Name: "helper"}},
 	}
 	var got []string
-	for field, c := range LongRunning(spec) {
+	for field, c := range longRunning(spec) {
 		got = append(got, field+"="+c.Name)
 	}
 	want := []string{"spec.initContainers[1]=native", "spec.containers[0]=app", "spec.containers[1]=helper"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	for range LongRunning(spec) {
+	for range longRunning(spec) {
 		break // a caller that stops early is not called again
 	}
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/heddle-mesh/heddle/internal/redirect"
 )
 
-// LongRunning yields the containers that live as long as the pod, with where
+// longRunning yields the containers that live as long as the pod, with where
 // they stand: the ordinary ones and native sidecars (init containers that
 // always restart, KEP-753). Whoever looks for ports, probes or names of what
 // runs goes through here, never through spec.containers alone.
-func LongRunning(spec *corev1.PodSpec) iter.Seq2[string, *corev1.Container] {
+func longRunning(spec *corev1.PodSpec) iter.Seq2[string, *corev1.Container] {
 	return func(yield func(string, *corev1.Container) bool) {
 		for field, c := range allContainers(spec) {
 			if strings.HasPrefix(field, "spec.initContainers") && (c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways) {
@@ -77,12 +77,12 @@ func checkPlace(pod *corev1.Pod, who subject) (Reason, error) {
 
 func checkNames(pod *corev1.Pod, who subject) (Reason, error) {
 	for field, c := range allContainers(&pod.Spec) {
-		if c.Name == InitName || c.Name == SidecarName {
+		if c.Name == initName || c.Name == sidecarName {
 			return NameClash, who.err(field+".name", "%q is the injector's name (rename the container)", c.Name)
 		}
 	}
 	for i, c := range pod.Spec.EphemeralContainers {
-		if c.Name == InitName || c.Name == SidecarName {
+		if c.Name == initName || c.Name == sidecarName {
 			return NameClash, who.err(fmt.Sprintf("spec.ephemeralContainers[%d].name", i), "%q is the injector's name (rename the container)", c.Name)
 		}
 	}
@@ -97,7 +97,7 @@ func checkNames(pod *corev1.Pod, who subject) (Reason, error) {
 // checkPorts looks at containerPort only: a hostPort is the node's, and the
 // sidecar takes none there.
 func checkPorts(pod *corev1.Pod, who subject) (Reason, error) {
-	for field, c := range LongRunning(&pod.Spec) {
+	for field, c := range longRunning(&pod.Spec) {
 		for i, p := range c.Ports {
 			if p.Protocol != "" && p.Protocol != corev1.ProtocolTCP {
 				continue

@@ -87,7 +87,7 @@ func readSettings(pod *corev1.Pod, ns Namespace, cfg Config, who subject) (setti
 // resources reads the four quantities over the mesh's defaults.
 func (r *reader) resources(base corev1.ResourceRequirements) corev1.ResourceRequirements {
 	out := corev1.ResourceRequirements{Requests: corev1.ResourceList{}, Limits: corev1.ResourceList{}}
-	for name, q := range DefaultRequests() {
+	for name, q := range defaultRequests() {
 		out.Requests[name] = q
 	}
 	for name, q := range base.Requests {

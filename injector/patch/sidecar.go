@@ -16,8 +16,8 @@ import (
 
 // The names of what is added.
 const (
-	InitName    = "heddle-init"
-	SidecarName = "heddle-sidecar"
+	initName    = "heddle-init"
+	sidecarName = "heddle-sidecar"
 	tokenVolume = "heddle-token"
 )
 
@@ -40,8 +40,8 @@ const (
 	probeTimeout    = 2 // seconds: the answer is a flag in memory
 )
 
-// DefaultRequests are what a sidecar asks for: an idle one stays below both.
-func DefaultRequests() corev1.ResourceList {
+// defaultRequests are what a sidecar asks for: an idle one stays below both.
+func defaultRequests() corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceCPU:    resource.MustParse("10m"),
 		corev1.ResourceMemory: resource.MustParse("32Mi"),
@@ -63,7 +63,7 @@ func statusOf(pod *corev1.Pod) *status {
 		return nil
 	}
 	for _, c := range allContainers(&pod.Spec) {
-		if c.Name == SidecarName {
+		if c.Name == sidecarName {
 			return &s
 		}
 	}
@@ -102,7 +102,7 @@ func additions(pod *corev1.Pod, cfg Config, s settings) []Operation {
 	} else {
 		ops = append(ops, add("/spec/volumes/-", tokenSource()))
 	}
-	note := statusText(status{Version: cfg.Version, Native: !s.classic, Containers: []string{InitName, SidecarName}})
+	note := statusText(status{Version: cfg.Version, Native: !s.classic, Containers: []string{initName, sidecarName}})
 	if len(pod.Annotations) == 0 {
 		return append(ops, add("/metadata/annotations", map[string]string{v1alpha1.StatusKey: note}))
 	}
@@ -126,7 +126,7 @@ func initContainer(cfg Config, s settings) corev1.Container {
 	args = arg(args, "--skip-inbound-ports", s.skipInbound, redirect.PortRange.String)
 	args = arg(args, "--skip-outbound-cidrs", s.skipCIDRs, netip.Prefix.String)
 	return corev1.Container{
-		Name:      InitName,
+		Name:      initName,
 		Image:     cfg.SidecarImage,
 		Command:   []string{cfg.SidecarCommand},
 		Args:      append(args, "--backend="+s.backend),
@@ -149,7 +149,7 @@ func initContainer(cfg Config, s settings) corev1.Container {
 // sidecarContainer is the sidecar, without any capability.
 func sidecarContainer(cfg Config, s settings) corev1.Container {
 	return corev1.Container{
-		Name:    SidecarName,
+		Name:    sidecarName,
 		Image:   cfg.SidecarImage,
 		Command: []string{cfg.SidecarCommand},
 		Args: []string{

@@ -16,7 +16,7 @@ func Uninject(pod *corev1.Pod) Result {
 	if statusOf(pod) == nil {
 		return Result{Reason: NotInjected}
 	}
-	ours := func(name string) bool { return name == InitName || name == SidecarName }
+	ours := func(name string) bool { return name == initName || name == sidecarName }
 	ops := removals("/spec/initContainers", pod.Spec.InitContainers, true, func(c corev1.Container) bool { return ours(c.Name) })
 	ops = append(ops, removals("/spec/containers", pod.Spec.Containers, false, func(c corev1.Container) bool { return ours(c.Name) })...)
 	ops = append(ops, removals("/spec/volumes", pod.Spec.Volumes, true, func(v corev1.Volume) bool { return v.Name == tokenVolume })...)
