@@ -22,8 +22,8 @@ const (
 	// downWait is how long Down waits for a lab to end by itself: pods get
 	// stopGrace, system pods too, and taking namespaces away takes a moment.
 	downWait = 45 * time.Second
-	// lockPoll is how often Down looks whether the owner let go.
-	lockPoll = 50 * time.Millisecond
+	// ownerPoll is how often Down looks whether the owner is gone.
+	ownerPoll = 20 * time.Millisecond
 )
 
 // ErrAlive says that a lab of that name runs already.
@@ -135,8 +135,9 @@ func Down(ctx context.Context, runDir, name string) error {
 	return wipe(runDir, name)
 }
 
-// stopOwner signals the owner and waits for its lock. A nil lock without error
-// says that the state dir is gone with it.
+// stopOwner asks the owner to end and waits until it has, or has taken the
+// whole state dir away; then it takes the lock. A nil lock without error says
+// that nothing is left to lock.
 func stopOwner(ctx context.Context, p paths) (*os.File, error) {
 	var o owner
 	b, err := os.ReadFile(p.owner())
@@ -146,34 +147,44 @@ func stopOwner(ctx context.Context, p paths) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the lab's owner: %w", err)
 	}
-	if err := signal(o, unix.SIGTERM); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, downWait)
-	defer cancel()
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
-	killed := false
-	for {
-		if _, err := os.Stat(p.lock()); errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if err := signal(o, sig); err != nil {
+			return nil, err
 		}
-		lock, err := claim(p)
-		if !errors.Is(err, ErrAlive) {
-			return lock, err
+		done, err := waitOwner(ctx, p, o)
+		if err != nil {
+			return nil, err
+		}
+		if done {
+			if _, err := os.Stat(string(p)); errors.Is(err, fs.ErrNotExist) {
+				return nil, nil
+			}
+			return claim(p)
+		}
+	}
+	return nil, fmt.Errorf("the lab's owner, process %d, does not end", o.PID)
+}
+
+// waitOwner waits, at most downWait, until the owner is gone or its lab is.
+func waitOwner(ctx context.Context, p paths, o owner) (bool, error) {
+	late := time.NewTimer(downWait)
+	defer late.Stop()
+	tick := time.NewTicker(ownerPoll)
+	defer tick.Stop()
+	for {
+		start, err := startTime(o.PID)
+		if err != nil || start != o.Start {
+			return true, nil
+		}
+		if _, err := os.Stat(string(p)); errors.Is(err, fs.ErrNotExist) {
+			return true, nil
 		}
 		select {
 		case <-tick.C:
+		case <-late.C:
+			return false, nil
 		case <-ctx.Done():
-			if killed {
-				return nil, fmt.Errorf("the lab's owner, process %d, does not end", o.PID)
-			}
-			killed = true
-			if err := signal(o, unix.SIGKILL); err != nil {
-				return nil, err
-			}
-			ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), downWait)
-			defer cancel()
+			return false, fmt.Errorf("wait for the lab to end: %w", ctx.Err())
 		}
 	}
 }
