@@ -94,6 +94,13 @@ func (p *plane) Issue(_ context.Context, from wire.Caller, req *pb.IssueRequest)
 		ServerTimeUnix: now.Unix(), RenewAfterUnix: now.Add(p.life / 2).Unix()}, nil
 }
 
+// how tells by what credentials identities were asked for.
+func (p *plane) how() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.issued)
+}
+
 func (p *plane) bundle(authorities ...*pki.Authority) *pb.TrustBundle {
 	b := &pb.TrustBundle{TrustDomain: "demo.test"}
 	for _, a := range authorities {
