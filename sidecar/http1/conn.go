@@ -71,6 +71,11 @@ type Conn struct {
 	onRaw func(fd uintptr) bool
 	rawN  int
 	rawE  error
+
+	// The TCP connection underneath, asked by Alive without allocating.
+	under  syscall.RawConn
+	onPoll func(fd uintptr)
+	poll   [1]unix.PollFd
 }
 
 var errBufferFull = errors.New("read buffer is full")
@@ -78,10 +83,12 @@ var errBufferFull = errors.New("read buffer is full")
 // NewConn wraps c; read holds bytes that were already read from it.
 func NewConn(c net.Conn, read []byte) *Conn {
 	hc := &Conn{Conn: c}
-	if t, ok := c.(*net.TCPConn); ok {
+	if t := tunnel.TCP(c); t != nil {
 		if raw, err := t.SyscallConn(); err == nil {
-			hc.raw = raw
-			hc.onRaw = hc.readRaw
+			hc.under, hc.onPoll = raw, hc.pollIdle
+			if net.Conn(t) == c {
+				hc.raw, hc.onRaw = raw, hc.readRaw
+			}
 		}
 	}
 	if len(read) > 0 {
@@ -199,8 +206,17 @@ func (c *Conn) Alive() bool {
 	if c.r != c.w {
 		return false
 	}
-	events, ok := pollNow(c.Conn, unix.POLLIN|unix.POLLRDHUP)
-	return !ok || events == 0
+	if c.under == nil {
+		return true
+	}
+	return c.under.Control(c.onPoll) == nil && c.poll[0].Revents == 0
+}
+
+func (c *Conn) pollIdle(fd uintptr) {
+	c.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}
+	if _, err := unix.Poll(c.poll[:], 0); err != nil {
+		c.poll[0].Revents = 0 // not known: the write will tell
+	}
 }
 
 // Close closes the connection and gives its buffer back. Nobody may be reading.
