@@ -32,7 +32,8 @@ const (
 	// with a mistake, with fewer objects, or gone. Editors and truncating
 	// writers are done by then.
 	settle = 300 * time.Millisecond
-	// patience bounds how long a file that never rests is left unread.
+	// patience bounds how long a file that never rests is left unread: while
+	// it reads well, and, five times as long, while it may be half a change.
 	patience = 2 * time.Second
 )
 
@@ -249,7 +250,13 @@ func (f *folder) judge(now time.Time, force bool) (wait time.Duration) {
 
 func (f *folder) judgeOne(path string, e *entry, now time.Time, force bool) time.Duration {
 	rest := now.Sub(e.since)
-	ripe := func(need time.Duration) bool { return force || rest >= need || now.Sub(e.first) >= patience }
+	ripe := func(need time.Duration) bool {
+		most := patience
+		if need == settle {
+			most = 5 * patience
+		}
+		return force || rest >= need || now.Sub(e.first) >= most
+	}
 	if e.gone {
 		if e.good != nil && !ripe(settle) {
 			return settle - rest
