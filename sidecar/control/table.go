@@ -244,6 +244,7 @@ type verdict struct {
 	refused string // the reason; empty: taken or not ours
 	again   bool   // ask for the whole
 	ours    bool
+	changed bool // another version than the one held is in force now
 }
 
 // apply takes an update of one address. One goroutine calls it.
@@ -281,7 +282,7 @@ func (t *table[T]) apply(addr netip.Addr, u *pb.Update) verdict {
 		return verdict{ours: true, refused: "a destination of no kind I know"}
 	}
 	t.store(e, next, u)
-	return verdict{ours: true}
+	return verdict{ours: true, changed: was != nil}
 }
 
 // store compiles and publishes a new version.

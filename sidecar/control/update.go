@@ -32,6 +32,9 @@ func (c *Client[T]) update(u *pb.Update, out *outbox) {
 	} else {
 		v = c.applyOwn(u)
 	}
+	if v.changed {
+		c.log.Info("destination changed", "name", u.GetName(), "revision", u.GetRevision())
+	}
 	if v.refused != "" {
 		c.refused.Add(1)
 		c.log.Warn("refused an update", "name", u.GetName(), "reason", v.refused)
