@@ -87,6 +87,7 @@ func writeOwner(p paths) error {
 	return nil
 }
 
+// startTime is when a process that lives was started.
 func startTime(pid int) (uint64, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -97,6 +98,9 @@ func startTime(pid int) (uint64, error) {
 	const start = 22 - 3 // field 3 is the first behind the command
 	if len(fields) <= start {
 		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fmt.Errorf("process %d has ended", pid) // nobody has asked for its exit code yet
 	}
 	return strconv.ParseUint(fields[start], 10, 64)
 }
@@ -148,7 +152,7 @@ func stopOwner(ctx context.Context, p paths) (*os.File, error) {
 		return nil, fmt.Errorf("find the lab's owner: %w", err)
 	}
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
-		if err := signal(o, sig); err != nil {
+		if err := sendSignal(o, sig); err != nil {
 			return nil, err
 		}
 		done, err := waitOwner(ctx, p, o)
@@ -189,8 +193,8 @@ func waitOwner(ctx context.Context, p paths, o owner) (bool, error) {
 	}
 }
 
-// signal reaches the owner only if the process of that number is still it.
-func signal(o owner, sig unix.Signal) error {
+// sendSignal reaches the owner only if the process of that number is still it.
+func sendSignal(o owner, sig unix.Signal) error {
 	fd, err := unix.PidfdOpen(o.PID, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
