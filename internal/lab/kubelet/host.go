@@ -187,15 +187,17 @@ func (h *host) Start(c *corev1.Container, isInit bool) (life.Process, error) {
 		log.Close()
 		return nil, fmt.Errorf("make log pipe: %w", err)
 	}
+	spec.Cgroups = h.limit(c)
 	p, err := container.Start(spec, w, w)
 	w.Close()
 	if err != nil {
 		r.Close()
 		log.Close()
+		container.Unlimit(spec.Cgroups)
 		return nil, err
 	}
 	rec := container.Record{Namespace: h.pod.Namespace, Pod: h.pod.Name, UID: string(h.pod.UID),
-		Container: c.Name, Init: isInit, PID: p.PID(), Program: spec.Program}
+		Container: c.Name, Init: isInit, PID: p.PID(), Program: spec.Program, Cgroups: spec.Cgroups}
 	file := recordFile(h.dir, c.Name)
 	if err := rec.Write(file); err != nil {
 		// It may have ended already. Otherwise it runs, and the lab's end finds it by its network.
@@ -209,6 +211,8 @@ func (h *host) Start(c *corev1.Container, isInit bool) (life.Process, error) {
 			_, _ = io.Copy(io.Discard, r) // the container must not stall for it
 		}
 		<-p.Done()
+		out.oom = container.OutOfMemory(spec.Cgroups)
+		container.Unlimit(spec.Cgroups)
 		r.Close()
 		log.Close()
 		_ = os.Remove(file)
@@ -220,9 +224,27 @@ func (h *host) Start(c *corev1.Container, isInit bool) (life.Process, error) {
 type running struct {
 	*container.Process
 	done chan struct{}
+	oom  bool
 }
 
 func (r *running) Done() <-chan struct{} { return r.done }
+
+func (r *running) OutOfMemory() bool { return r.oom }
+
+// limit makes control groups for a container's limits, where it has some and
+// the machine lets us; the container runs without them otherwise.
+func (h *host) limit(c *corev1.Container) []string {
+	l := container.Limits{Memory: c.Resources.Limits.Memory().Value(), MilliCPU: c.Resources.Limits.Cpu().MilliValue()}
+	if l == (container.Limits{}) {
+		return nil
+	}
+	sum := sha256.Sum256([]byte(h.dir)) // two labs may use the same UIDs
+	dirs, err := container.Limit("heddle-lab-"+hex.EncodeToString(sum[:8])+"-"+c.Name, l)
+	if err != nil {
+		h.log.Warn("resource limits are not held", "container", c.Name, "error", err)
+	}
+	return dirs
+}
 
 // Ask asks from the node, so that a pod sees probes come from there.
 func (h *host) Ask(ctx context.Context, c *corev1.Container, a probe.Action) error {

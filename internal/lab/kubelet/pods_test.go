@@ -21,11 +21,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
+	"github.com/heddle-mesh/heddle/internal/lab/kubelet/container"
 )
 
 // The test binary is also the pods' programs, and a kubelet to be killed:
@@ -45,6 +47,17 @@ func TestMain(m *testing.M) {
 		stamp("end")
 	case "once":
 		stamp("once")
+	case "eat": // memory, more than it may
+		var all [][]byte
+		for range 256 {
+			b := make([]byte, 1<<20)
+			for i := range b {
+				b[i] = 1
+			}
+			all = append(all, b)
+		}
+		fmt.Println("ate it all", len(all))
+		os.Exit(5)
 	case "crash":
 		fmt.Println("about to crash")
 		os.Exit(4)
@@ -383,11 +396,11 @@ func TestSidecarStartsFirstAndEndsLast(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
 	side.RestartPolicy = &always
 	// The next waits for this; exec'd in the sidecar itself.
-	side.StartupProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 30, ProbeHandler: corev1.ProbeHandler{
+	side.StartupProbe = &corev1.Probe{PeriodSeconds: 1, FailureThreshold: 30, TimeoutSeconds: 10, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", "grep -q 'start side' /shared/stamps"}}}}
 	p.Spec.InitContainers = []corev1.Container{w.container("init", "once"), side}
 	app := w.container("app", "stamp")
-	app.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, ProbeHandler: corev1.ProbeHandler{
+	app.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 10, ProbeHandler: corev1.ProbeHandler{
 		Exec: &corev1.ExecAction{Command: []string{"/bin/sh", "-c", "grep -q 'start app' /shared/stamps"}}}}
 	p.Spec.Containers = []corev1.Container{app}
 	// Kept beyond the pod, to be read afterwards.
@@ -432,6 +445,30 @@ func TestWhatIsWrongIsSaid(t *testing.T) {
 	for _, p := range []*corev1.Pod{crash, empty, lost} {
 		w.kubelet["n1"].Delete(p.UID, 0)
 		w.awaitDeleted(p.UID)
+	}
+}
+
+func TestMemoryLimit(t *testing.T) {
+	dirs, err := container.Limit("heddle-lab-probe", container.Limits{Memory: 1 << 30, MilliCPU: 500})
+	container.Unlimit(dirs)
+	if err != nil {
+		t.Skipf("this host lets us make no control groups: %v", err)
+	}
+	w := newTown(t)
+	p := w.pod("eats", "10.78.1.24")
+	p.Spec.RestartPolicy = corev1.RestartPolicyNever
+	c := w.container("app", "eat")
+	c.Resources.Limits = corev1.ResourceList{"memory": resource.MustParse("64Mi"), "cpu": resource.MustParse("1")}
+	p.Spec.Containers = []corev1.Container{c}
+	w.kubelet["n1"].Apply(p)
+	st := w.await(p.UID, "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed }).Status.ContainerStatuses[0]
+	if st.State.Terminated.ExitCode != 137 || st.State.Terminated.Reason != "OOMKilled" {
+		t.Errorf("ended: %+v", st.State.Terminated)
+	}
+	for _, d := range dirs {
+		if left, err := filepath.Glob(filepath.Join(filepath.Dir(d), "heddle-lab-*-app")); err != nil || len(left) != 0 {
+			t.Errorf("control groups are left: %v", left)
+		}
 	}
 }
 

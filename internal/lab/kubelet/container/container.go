@@ -33,6 +33,7 @@ type Spec struct {
 	Root     string // an empty folder outside all Mounts: the root file system is built on it, unseen by others
 	Hostname string
 	Mounts   []Mount
+	Cgroups  []string // folders made by Limit, joined before the program runs
 	// ReadOnlyRoot makes everything read-only but Mounts, /proc and /dev.
 	ReadOnlyRoot bool
 	Program
@@ -94,7 +95,12 @@ func Start(s Spec, stdout, stderr *os.File) (*Process, error) {
 			Setsid:     true,
 		},
 	}
-	start := func() error { return fabric.Do(s.NetNS, cmd.Start) }
+	start := func() error {
+		if err := fabric.Do(s.NetNS, cmd.Start); err != nil {
+			return err
+		}
+		return join(s.Cgroups, cmd.Process.Pid) // it waits for its Spec
+	}
 	if err := handOver(cmd, start, s); err != nil {
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()

@@ -26,6 +26,7 @@ type Record struct {
 	PID                            int
 	Start                          uint64 // /proc/<pid>/stat field 22: PIDs are used again
 	Program                        Program
+	Cgroups                        []string
 }
 
 // ErrEnded says that a container's process is no more.
@@ -105,8 +106,10 @@ func (r Record) open() (*os.File, error) {
 	return f, nil
 }
 
-// Kill ends all processes of the container; ended ones are no error.
+// Kill ends all processes of the container and removes its control groups;
+// ended ones are no error.
 func (r Record) Kill() error {
+	defer Unlimit(r.Cgroups)
 	f, err := r.open()
 	if errors.Is(err, ErrEnded) {
 		return nil
@@ -157,7 +160,13 @@ func (r Record) Exec(ctx context.Context, argv []string, s Streams) (int, error)
 	cmd.ExtraFiles = []*os.File{pidfd}
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGUSR1) }
 	cmd.WaitDelay = outputWait // also the patience with that
-	if err := handOver(cmd, cmd.Start, p); err != nil {
+	start := func() error {
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		return join(r.Cgroups, cmd.Process.Pid)
+	}
+	if err := handOver(cmd, start, p); err != nil {
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()

@@ -167,8 +167,11 @@ func terminated(c *ctr, code int, now time.Time) *corev1.ContainerStateTerminate
 		StartedAt: metav1.NewTime(c.startedAt), FinishedAt: metav1.NewTime(now),
 		ContainerID: fmt.Sprintf("heddle-lab://%d", c.proc.PID()),
 	}
-	if code == 0 {
+	switch {
+	case code == 0:
 		t.Reason = "Completed"
+	case c.proc.OutOfMemory():
+		t.Reason = "OOMKilled"
 	}
 	if code > 128 && code < 160 {
 		t.Signal = int32(code - 128)

@@ -40,6 +40,7 @@ type Process interface {
 	PID() int
 	Done() <-chan struct{}
 	Code() int
+	OutOfMemory() bool // it was killed for its memory limit; known once it is done
 	Signal(os.Signal) error
 }
 

@@ -50,6 +50,7 @@ type fakeProc struct {
 func (p *fakeProc) PID() int              { return 1 }
 func (p *fakeProc) Done() <-chan struct{} { return p.done }
 func (p *fakeProc) Code() int             { return p.code }
+func (p *fakeProc) OutOfMemory() bool     { return false }
 
 func (p *fakeProc) end(code int) {
 	p.once.Do(func() {
@@ -186,7 +187,8 @@ func condition(p *corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStat
 func TestOrderOfStartAndStop(t *testing.T) {
 	pod := aPod(corev1.RestartPolicyAlways,
 		[]corev1.Container{{Name: "init1"}, sidecar("side1", aProbe("startup", 1, 30)), {Name: "init2"}, sidecar("side2", nil)},
-		[]corev1.Container{{Name: "app1"}, {Name: "app2"}})
+		[]corev1.Container{{Name: "app1"}, {Name: "app2", Lifecycle: &corev1.Lifecycle{
+			PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}}}})
 	s := playPod(t, pod, map[string]act{
 		"init1": {after: time.Second}, "init2": {after: time.Second}, "app1": {onTerm: 3 * time.Second}, "side1": {onTerm: time.Second},
 	}, func(s *stage, w *Worker, last func() *corev1.Pod) {
@@ -209,7 +211,7 @@ func TestOrderOfStartAndStop(t *testing.T) {
 	})
 	wantLog(t, s, "0s start init1", "1s end init1 0", "1s start side1",
 		"3.6s start init2", "4.6s end init2 0", "4.6s start side2", "4.6s start app1", "4.6s start app2",
-		"6s term app1", "6s term app2", "6s end app2 143", "9s end app1 143",
+		"6s term app1", "7s term app2", "7s end app2 143", "9s end app1 143",
 		"9s term side2", "9s end side2 143", "9s term side1", "10s end side1 143", "10s teardown", "10s deleted Failed")
 }
 
