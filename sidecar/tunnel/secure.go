@@ -2,6 +2,8 @@ package tunnel
 
 import (
 	"crypto/tls"
+	"errors"
+	"io"
 	"net"
 	"sync"
 )
@@ -11,6 +13,10 @@ const maxRecord = 16 << 10
 
 // recordOverhead is what a record may be longer than its payload.
 const recordOverhead = 5 + 256
+
+// ErrTruncated says that TCP ended before TLS did: what came may not be all.
+// crypto/tls alone calls it an end when it falls between two records.
+var ErrTruncated = errors.New("connection ended without TLS close_notify")
 
 // Secure is a TLS connection whose large writes leave in one system call for
 // many records, and whose large reads come in likewise: crypto/tls itself does
@@ -77,6 +83,14 @@ type wire struct {
 func (w *wire) NetConn() net.Conn { return w.Conn }
 
 func (w *wire) Read(p []byte) (int, error) {
+	n, err := w.read(p)
+	if err == io.EOF {
+		err = ErrTruncated // after a close_notify nobody reads on
+	}
+	return n, err
+}
+
+func (w *wire) read(p []byte) (int, error) {
 	if len(w.unread) > 0 {
 		n := copy(p, w.unread)
 		if w.unread = w.unread[n:]; len(w.unread) == 0 {
