@@ -150,6 +150,7 @@ func parseHost(s string) (lab.Host, error) {
 func (u *upFlags) run(cmd *cobra.Command) error {
 	say := func(string) {}
 	if u.daemon {
+		syscall.CloseOnExec(readyFD) // or a host's program would hold it open, and up would wait for ever
 		pipe := os.NewFile(readyFD, "ready")
 		say = func(s string) {
 			fmt.Fprint(pipe, s)
