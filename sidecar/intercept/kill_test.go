@@ -21,11 +21,11 @@ import (
 // (three times in each fresh network). Enough that most steps of init are hit,
 // few enough for every run of the tests.
 const (
-	kills         = 30
-	freshNetworks = 6
+	kills         = 20
+	freshNetworks = 4
 )
 
-// traffic dials the peer over both families without pause and counts who
+// traffic dials the peer over both families a thousand times a second at most and counts who
 // answers.
 type traffic struct {
 	redirected, direct atomic.Int64
@@ -41,7 +41,10 @@ func (n *podNet) startTraffic() *traffic {
 		tr.clients.Add(1)
 		n.pod.Go(func() {
 			defer tr.clients.Done()
-			for !tr.stop.Load() {
+			for range time.Tick(time.Millisecond) { // leaves the processor to init
+				if tr.stop.Load() {
+					return
+				}
 				switch got := talk(dst); got {
 				case "direct":
 					tr.direct.Add(1)
@@ -70,7 +73,7 @@ func TestReplacedUnderTraffic(t *testing.T) {
 	forEach(t, func(t *testing.T, n *podNet, b netfilter.Backend) {
 		n.init(b, config(false))
 		tr := n.startTraffic()
-		for i := range 40 {
+		for i := range 30 {
 			n.init(b, config(i%2 == 0))
 		}
 		tr.end()

@@ -39,8 +39,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if dst := os.Getenv(envDial); dst != "" {
-		fmt.Print(talk(dst))
+	if dsts := os.Getenv(envDial); dsts != "" {
+		for _, dst := range strings.Split(dsts, " ") {
+			fmt.Println(talk(dst))
+		}
 		os.Exit(0)
 	}
 	if how := os.Getenv(envInit); how != "" {
@@ -183,7 +185,8 @@ func (n *podNet) init(b netfilter.Backend, c redirect.Config) {
 // users may not walk to the folder of a test program.
 func as(uid uint32, env string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), env)
+	// The race detector would let each process sleep for a second at its end.
+	cmd.Env = append(os.Environ(), env, "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.Dir = "/"
 	return cmd
@@ -191,13 +194,20 @@ func as(uid uint32, env string) *exec.Cmd {
 
 func (n *podNet) dialAs(ns *meshtest.NS, uid uint32, dst string) string {
 	n.t.Helper()
+	return n.dialAllAs(ns, uid, []string{dst})[0]
+}
+
+// dialAllAs dials one after the other in one process and gives the answers.
+func (n *podNet) dialAllAs(ns *meshtest.NS, uid uint32, dsts []string) []string {
+	n.t.Helper()
 	var out []byte
 	var err error
-	ns.Do(func() { out, err = as(uid, envDial+"="+dst).CombinedOutput() })
-	if err != nil {
-		n.t.Errorf("run the test program as UID %d: %v: %s", uid, err, out)
+	ns.Do(func() { out, err = as(uid, envDial+"="+strings.Join(dsts, " ")).CombinedOutput() })
+	answers := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	if err != nil || len(answers) != len(dsts) {
+		n.t.Fatalf("the test program as UID %d: %v: %s", uid, err, out)
 	}
-	return string(out)
+	return answers
 }
 
 // forEach runs a test in a fresh network for each back end that works here.

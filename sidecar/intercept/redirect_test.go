@@ -83,16 +83,31 @@ func TestWhoAnswers(t *testing.T) {
 	forEach(t, func(t *testing.T, n *podNet, b netfilter.Backend) {
 		for _, skips := range []bool{true, false} { // the second replaces the first
 			n.init(b, config(skips))
+			type dialler struct {
+				ns  *meshtest.NS
+				uid uint32
+			}
+			by := map[dialler][]row{}
 			for _, r := range rows {
-				want, ns := r.want, n.peer
-				if !skips && r.without != "" {
-					want = r.without
-				}
+				d := dialler{n.peer, r.uid}
 				if r.fromPod {
-					ns = n.pod
+					d.ns = n.pod
 				}
-				if got := n.dialAs(ns, r.uid, r.dst); got != want {
-					t.Errorf("skips %v: %s: %s: %q; want %q", skips, r.what, r.dst, got, want)
+				by[d] = append(by[d], r)
+			}
+			for d, rows := range by {
+				dsts := make([]string, len(rows))
+				for i, r := range rows {
+					dsts[i] = r.dst
+				}
+				for i, got := range n.dialAllAs(d.ns, d.uid, dsts) {
+					want := rows[i].want
+					if !skips && rows[i].without != "" {
+						want = rows[i].without
+					}
+					if got != want {
+						t.Errorf("skips %v: %s: %s: %q; want %q", skips, rows[i].what, rows[i].dst, got, want)
+					}
 				}
 			}
 		}
