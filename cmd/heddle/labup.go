@@ -199,14 +199,14 @@ func (u *upFlags) start(cmd *cobra.Command) error {
 	if _, err := lab.New(cfg); err != nil {
 		return err
 	}
-	if lab.Alive(u.runDir, u.name) {
-		return fmt.Errorf("lab %s is up already: look with `heddle lab status --name %s`, end it with `heddle lab down --name %s`, or choose another --name", u.name, u.name, u.name)
-	}
-	switch err := lab.Down(cmd.Context(), u.runDir, u.name); {
-	case err == nil:
-		fmt.Fprintf(cmd.OutOrStdout(), "Cleared away what a killed lab %s had left.\n", u.name)
-	case !errors.Is(err, lab.ErrNotUp):
+	cleared, err := lab.Prepare(u.runDir, u.name)
+	switch {
+	case errors.Is(err, lab.ErrAlive):
+		return fmt.Errorf("lab %[1]s is up already: look with `heddle lab status --name %[1]s`, end it with `heddle lab down --name %[1]s`, or choose another --name", u.name)
+	case err != nil:
 		return err
+	case cleared:
+		fmt.Fprintf(cmd.OutOrStdout(), "Cleared away what a killed lab %s had left.\n", u.name)
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), u.timeout)
 	defer cancel()

@@ -34,7 +34,10 @@ type Status struct {
 
 // ReadStatus reads the status of a lab that is up, perhaps in another process.
 func ReadStatus(runDir, name string) (*Status, error) {
-	if !Alive(runDir, name) {
+	if !alive(runDir, name) {
+		if _, err := os.Stat(StateDir(runDir, name)); err == nil {
+			return nil, fmt.Errorf("the process of lab %s is dead: `heddle lab down --name %s` takes away what it left", name, name)
+		}
 		return nil, fmt.Errorf("%w: %s", ErrNotUp, name)
 	}
 	b, err := os.ReadFile(paths(StateDir(runDir, name)).status())

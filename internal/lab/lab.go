@@ -93,7 +93,7 @@ func (l *Lab) Run(ctx context.Context) (err error) {
 
 // claim takes the lab's name, after clearing away what a dead owner left.
 func (l *Lab) claim() (*os.File, error) {
-	lock, err := claim(l.paths)
+	lock, err := claimSoon(l.paths)
 	if err != nil {
 		if errors.Is(err, ErrAlive) {
 			return nil, fmt.Errorf("%w: %s; take it down first or choose another name", err, l.cfg.Name)

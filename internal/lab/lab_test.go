@@ -317,7 +317,7 @@ func TestKilledLab(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = w.owner.Wait() // killed: it says so
-		if Alive(w.run, w.name) {
+		if alive(w.run, w.name) {
 			t.Fatal("a killed lab counts as alive")
 		}
 	}

@@ -24,6 +24,9 @@ const (
 	downWait = 45 * time.Second
 	// ownerPoll is how often Down looks whether the owner is gone.
 	ownerPoll = 20 * time.Millisecond
+	// letGo is how long a killed process may take to be gone; so long the
+	// refusal of a name takes.
+	letGo = 500 * time.Millisecond
 )
 
 // ErrAlive says that a lab of that name runs already.
@@ -62,6 +65,26 @@ func claim(p paths) (*os.File, error) {
 		return nil, fmt.Errorf("lock the lab: %w", err)
 	}
 	return f, nil
+}
+
+// claimSoon is claim with patience for an owner that was killed a moment ago:
+// the kernel lets go of its lock once its last thread is gone.
+func claimSoon(p paths) (*os.File, error) {
+	late := time.NewTimer(letGo)
+	defer late.Stop()
+	tick := time.NewTicker(ownerPoll)
+	defer tick.Stop()
+	for {
+		lock, err := claim(p)
+		if !errors.Is(err, ErrAlive) {
+			return lock, err
+		}
+		select {
+		case <-tick.C:
+		case <-late.C:
+			return nil, err
+		}
+	}
 }
 
 // sameFile holds that the file locked is still the one at path: another
@@ -105,8 +128,23 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[start], 10, 64)
 }
 
-// Alive says whether a lab of that name is up.
-func Alive(runDir, name string) bool {
+// Prepare makes way for a lab of that name: it takes away what a dead one left
+// and says whether there was anything. ErrAlive if one lives.
+func Prepare(runDir, name string) (cleared bool, err error) {
+	p := paths(StateDir(runDir, name))
+	if _, err := os.Stat(string(p)); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	lock, err := claimSoon(p)
+	if err != nil {
+		return false, err
+	}
+	defer lock.Close()
+	return true, wipe(runDir, name)
+}
+
+// alive says whether a lab of that name is up.
+func alive(runDir, name string) bool {
 	f, err := os.Open(paths(StateDir(runDir, name)).lock())
 	if err != nil {
 		return false
@@ -163,7 +201,7 @@ func stopOwner(ctx context.Context, p paths) (*os.File, error) {
 			if _, err := os.Stat(string(p)); errors.Is(err, fs.ErrNotExist) {
 				return nil, nil
 			}
-			return claim(p)
+			return claimSoon(p)
 		}
 	}
 	return nil, fmt.Errorf("the lab's owner, process %d, does not end", o.PID)
