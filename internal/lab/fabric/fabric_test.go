@@ -16,14 +16,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-func needRoot(t *testing.T) {
-	t.Helper()
-	if err := onOwnThread(func() error { return unix.Unshare(unix.CLONE_NEWNET) }); err != nil {
-		t.Skipf("this host lets us make no network namespace: %v", err)
-	}
-}
+	"github.com/heddle-mesh/heddle/internal/meshtest"
+)
 
 func twoNodes(t *testing.T, lab string) Config {
 	t.Helper()
@@ -53,7 +48,7 @@ func prefixes(s ...string) (out []netip.Prefix) {
 
 func up(t *testing.T, cfg Config) *Fabric {
 	t.Helper()
-	needRoot(t)
+	meshtest.RequireRoot(t)
 	f, err := Up(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +285,7 @@ func TestDownLeavesNothing(t *testing.T) {
 }
 
 func TestDownWithoutPins(t *testing.T) {
-	needRoot(t)
+	meshtest.RequireRoot(t)
 	// As left by an Up that was killed right away.
 	run := t.TempDir()
 	dir := filepath.Join(labDir(run, "half"), "netns")
@@ -404,7 +399,7 @@ func udpPackets(t *testing.T, raw []byte, port uint16) (n int) {
 }
 
 func TestDoNeverEndsOnTheFirstThread(t *testing.T) {
-	needRoot(t)
+	meshtest.RequireRoot(t)
 	before, _ := inodeOf("/proc/self/ns/net")
 	for range 50 {
 		err := onOwnThread(func() error {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
 	"github.com/heddle-mesh/heddle/internal/lab/kubelet/container"
+	"github.com/heddle-mesh/heddle/internal/meshtest"
 )
 
 // The test binary is also the pods' programs, and a kubelet to be killed:
@@ -140,13 +141,11 @@ func network(run, lab string) fabric.Config {
 
 func newTown(t *testing.T) *town {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("pods need root")
-	}
+	meshtest.RequireRoot(t)
 	run := t.TempDir()
 	fab, err := fabric.Up(network(run, "town"))
 	if err != nil {
-		t.Skipf("this host lets us make no network namespaces: %v", err)
+		t.Fatal(err)
 	}
 	program, err := os.Executable()
 	if err != nil {
@@ -452,7 +451,7 @@ func TestMemoryLimit(t *testing.T) {
 	dirs, err := container.Limit("heddle-lab-probe", container.Limits{Memory: 1 << 30, MilliCPU: 500})
 	container.Unlimit(dirs)
 	if err != nil {
-		t.Skipf("this host lets us make no control groups: %v", err)
+		meshtest.Skip(t, "limit memory by control groups", err)
 	}
 	w := newTown(t)
 	p := w.pod("eats", "10.78.1.24")
@@ -512,16 +511,16 @@ func runKubelet(run, state string) {
 }
 
 func TestKilledKubeletLeavesNothingBehind(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("pods need root")
-	}
+	meshtest.RequireRoot(t)
 	for _, recorded := range []bool{true, false} {
 		run, state := t.TempDir(), t.TempDir()
 		if _, err := fabric.Up(network(run, "killed")); err != nil {
-			t.Skipf("this host lets us make no network namespaces: %v", err)
+			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = fabric.Down(run, "killed") })
-		cmd := exec.Command("/proc/self/exe", run, state)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "/proc/self/exe", run, state)
 		cmd.Env = append(os.Environ(), "HEDDLE_TEST=kubelet")
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -607,6 +606,22 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%q gives %q, want %q", in, got, want)
 		}
 	}
+}
+
+func FuzzExpand(f *testing.F) {
+	for _, s := range []string{"", "$(A)", "$$(A)", "$(", "$", "$(A)$(B)$", "a$$b"} {
+		f.Add(s, "v")
+	}
+	f.Fuzz(func(t *testing.T, s, v string) {
+		got := expand(s, map[string]string{"A": v})
+		if !strings.Contains(s, "$") && got != s {
+			t.Errorf("%q became %q", s, got)
+		}
+		// Doubling every $ protects a text from any change.
+		if got := expand(strings.ReplaceAll(s, "$", "$$"), map[string]string{"A": v}); got != s {
+			t.Errorf("protected %q became %q", s, got)
+		}
+	})
 }
 
 func TestLongNames(t *testing.T) {

@@ -91,7 +91,8 @@ func (h *host) secure(c *corev1.Container, s *container.Spec) error {
 			drop = append(drop, string(d))
 		}
 	}
-	caps, err := container.Capabilities(own.Privileged != nil && *own.Privileged, add, drop)
+	s.Privileged = own.Privileged != nil && *own.Privileged
+	caps, err := container.Capabilities(s.Privileged, add, drop)
 	if err != nil {
 		return fmt.Errorf("securityContext.capabilities of container %s: %w", c.Name, err)
 	}

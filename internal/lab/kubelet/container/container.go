@@ -34,6 +34,8 @@ type Spec struct {
 	Hostname string
 	Mounts   []Mount
 	Cgroups  []string // folders made by Limit, joined before the program runs
+	// Privileged containers may write /proc/sys, as they may in a cluster.
+	Privileged bool
 	// ReadOnlyRoot makes everything read-only but Mounts, /proc and /dev.
 	ReadOnlyRoot bool
 	Program

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
+	"github.com/heddle-mesh/heddle/internal/meshtest"
 )
 
 // The test binary is also the program in the containers: HEDDLE_TEST says what
@@ -54,6 +55,7 @@ type view struct {
 	Processes       int
 	Files           map[string]string // content, or the error
 	Writes          map[string]string // error of creating a file in a folder
+	Sysctl          string            // error of opening one to write
 	Env             []string
 	Descriptors     []string
 	Mounts          []string // of namespaces
@@ -94,6 +96,9 @@ func look() view {
 			v.Descriptors = append(v.Descriptors, fd.Name()+" "+to)
 		}
 	}
+	if _, err := os.OpenFile("/proc/sys/net/ipv4/ip_forward", os.O_WRONLY, 0); err != nil {
+		v.Sysctl = err.Error()
+	}
 	for _, f := range strings.Fields(os.Getenv("READ")) {
 		b, err := os.ReadFile(f)
 		if v.Files[f] = string(b); err != nil {
@@ -122,13 +127,11 @@ type bed struct {
 
 func newBed(t *testing.T) bed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containers need root")
-	}
+	meshtest.RequireRoot(t)
 	run := t.TempDir()
 	f, err := fabric.Up(fabric.Config{Lab: "container", RunDir: run})
 	if err != nil {
-		t.Skipf("this host lets us make no network namespace: %v", err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := fabric.Down(run, "container"); err != nil {
@@ -201,6 +204,9 @@ func TestOwnWorld(t *testing.T) {
 	}
 	if v.Status["CapEff"] != "00000000a80425fb" || v.Status["CapBnd"] != "00000000a80425fb" {
 		t.Errorf("capabilities %s, bounding %s", v.Status["CapEff"], v.Status["CapBnd"])
+	}
+	if !strings.Contains(v.Sysctl, "read-only") {
+		t.Errorf("opening a sysctl to write: %q", v.Sysctl)
 	}
 	if len(v.Mounts) != 0 {
 		t.Errorf("holds other namespaces: %v", v.Mounts)

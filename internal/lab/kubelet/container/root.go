@@ -371,6 +371,18 @@ func protect(s Spec) error {
 			}
 		}
 	}
+	if !s.Privileged { // what runtimes of clusters protect, too: an init container must not rest on more
+		for _, path := range []string{"/proc/sys", "/proc/sysrq-trigger"} {
+			if err := unix.Mount(path, path, "", unix.MS_BIND, ""); errors.Is(err, unix.ENOENT) {
+				continue // a kernel without it
+			} else if err != nil {
+				return fmt.Errorf("protect %s: %w", path, err)
+			}
+			if err := set(path, &ro); err != nil {
+				return err
+			}
+		}
+	}
 	for _, m := range s.Mounts { // outer first: an inner one has the last word
 		attr := &rw
 		if m.ReadOnly {
