@@ -159,7 +159,7 @@ func (m *mesh) serve(c serverConfig, handle func(net.Conn)) *server {
 		OriginalDst: func(*net.TCPConn) (netip.AddrPort, error) { return appAddr, nil },
 		IsOwn:       func(a netip.AddrPort) bool { return intercept.IsOwn(a, []netip.Addr{appAddr.Addr()}) },
 		PodIPs:      []netip.Addr{appAddr.Addr()}, PodUID: "uid-server",
-		Meshed: func(_ context.Context, a netip.Addr) bool { return c.meshed != nil && c.meshed(a) },
+		Meshed:   func(_ context.Context, a netip.Addr) bool { return c.meshed != nil && c.meshed(a) },
 		Identity: c.store, Pools: pools, Metrics: metrics, Draining: s.drain.Load, Log: m.log,
 	})
 	s.in.SetPolicy(policy.Compile(c.policy, spiffeid.RequireTrustDomainFromString(trustDomain)))
@@ -205,7 +205,9 @@ type client struct {
 	m       *mesh
 }
 
-type entry struct{ d atomic.Pointer[balance.Destination] }
+type entry struct {
+	d atomic.Pointer[balance.Destination]
+}
 
 func (e *entry) Load() *balance.Destination { return e.d.Load() }
 func (e *entry) Release()                   {}
