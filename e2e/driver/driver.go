@@ -246,6 +246,28 @@ func (l *Lab) Kill(p cluster.PodStatus, word string) error {
 	return nil
 }
 
+// KillProgram sends SIGKILL to a program of the mesh itself, such as
+// heddle-controlplane; the lab starts it again.
+func (l *Lab) KillProgram(name string) error {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		words := strings.Split(string(b), "\x00")
+		if err != nil || filepath.Base(words[0]) != name || !strings.Contains(string(b), "files:"+lab.ObjectsDir("", l.Name)+"\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		if err != nil {
+			return err
+		}
+		return unix.Kill(pid, unix.SIGKILL)
+	}
+	return fmt.Errorf("no process of %s runs in lab %s", name, l.Name)
+}
+
 // Metrics reads a sidecar's metrics from the pod's node: name, then each label
 // as ",name=value", to value.
 func (l *Lab) Metrics(ctx context.Context, p cluster.PodStatus, port int) (map[string]float64, error) {

@@ -41,7 +41,7 @@ func TestReachedWithIdentity(t *testing.T) {
 
 // A Service's requests go to all of its endpoints, on both nodes.
 func TestBalanced(t *testing.T) {
-	s := must(t, "client", "get", "http://servers/who", "-n", "60")
+	s := must(t, "client", "get", "http://servers/who", "-n", "400", "-c", "8")
 	if len(s.Answers) != 2 {
 		t.Errorf("answers from %v, want both servers", s.Answers)
 	}

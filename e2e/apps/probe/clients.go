@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/icmp"
@@ -32,54 +33,79 @@ const (
 
 func failed(err error) seen { return seen{Err: err.Error()} }
 
-// get asks -n times and counts the answers that are not 2xx as failed.
+// get asks -n times, -c at once, and counts the answers that are not 2xx as
+// failed.
 func get(ctx context.Context, args []string) seen {
 	fs := flag.NewFlagSet("get", flag.ContinueOnError)
 	n := fs.Int("n", 1, "requests")
+	at := fs.Int("c", 1, "at once")
 	fresh := fs.Bool("fresh", false, "a new connection for each")
 	head := fs.Int("head-bytes", 0, "size of an extra header field")
 	host := fs.String("host", "", "Host, if not the URL's")
 	if err := fs.Parse(args[1:]); err != nil {
 		return failed(err)
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: *fresh}}
-	var s seen
-	answers := map[string]bool{}
-	for range *n {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, args[0], nil)
-		if err != nil {
-			return failed(err)
-		}
-		req.Host = *host
-		if *head > 0 {
-			req.Header.Set("X-Filler", strings.Repeat("x", *head))
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			s.Failed++
-			s.Err = err.Error()
-			continue
-		}
-		var shown bytes.Buffer
-		size, err := io.Copy(&limited{w: &shown, left: maxBody}, resp.Body)
-		resp.Body.Close()
-		s.Status, s.Reason, s.Body = resp.StatusCode, resp.Header.Get("X-Heddle-Reason"), shown.String()
-		s.Bytes += size
-		if err != nil || resp.StatusCode/100 != 2 {
-			s.Failed++
-			if err != nil {
-				s.Err = err.Error()
-			}
-			continue
-		}
-		s.Count++
-		if word, _, _ := strings.Cut(s.Body, " "); len(answers) < 64 && !answers[word] {
-			answers[word] = true
-			s.Answers = append(s.Answers, word)
-		}
+	g := &getter{url: args[0], host: *host, answers: map[string]bool{},
+		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: *fresh, MaxIdleConnsPerHost: *at}}}
+	if *head > 0 {
+		g.filler = strings.Repeat("x", *head)
 	}
-	s.OK = s.Failed == 0
-	return s
+	var all sync.WaitGroup
+	for i := range *at {
+		all.Go(func() {
+			for k := i; k < *n; k += *at {
+				g.one(ctx)
+			}
+		})
+	}
+	all.Wait()
+	g.s.OK = g.s.Failed == 0
+	return g.s
+}
+
+// getter adds up what its requests saw.
+type getter struct {
+	url, host, filler string
+	client            *http.Client
+	mu                sync.Mutex // guards what follows
+	s                 seen
+	answers           map[string]bool
+}
+
+func (g *getter) one(ctx context.Context) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, g.url, nil)
+	var resp *http.Response
+	var shown bytes.Buffer
+	var size int64
+	if err == nil {
+		req.Host = g.host
+		if g.filler != "" {
+			req.Header.Set("X-Filler", g.filler)
+		}
+		resp, err = g.client.Do(req)
+	}
+	if err == nil {
+		size, err = io.Copy(&limited{w: &shown, left: maxBody}, resp.Body)
+		resp.Body.Close()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.s.Bytes += size
+	if resp != nil {
+		g.s.Status, g.s.Reason, g.s.Body = resp.StatusCode, resp.Header.Get("X-Heddle-Reason"), shown.String()
+	}
+	if err != nil {
+		g.s.Err = err.Error()
+	}
+	if err != nil || resp.StatusCode/100 != 2 {
+		g.s.Failed++
+		return
+	}
+	g.s.Count++
+	if word, _, _ := strings.Cut(g.s.Body, " "); len(g.answers) < 64 && !g.answers[word] {
+		g.answers[word] = true
+		g.s.Answers = append(g.s.Answers, word)
+	}
 }
 
 // limited keeps the first bytes and counts the rest as written.
