@@ -49,7 +49,7 @@ var doors = []Door{
 	{"github.com/spiffe/go-spiffe", []string{"internal/identity", "controlplane/ca"}, false, "certificates live in our own atomic snapshot; its X509Source races on rotation"},
 	{"github.com/spiffe/go-spiffe/v2/spiffeid", nil, true, "a value: an ID that exists is valid"},
 	{"github.com/google/nftables", []string{"internal/netfilter"}, false, "one room writes rules"},
-	{"github.com/mdlayher/netlink", []string{"internal/netfilter"}, false, "only to give google/nftables its socket options"},
+	{"github.com/mdlayher/netlink", []string{"internal/netfilter"}, false, "socket options for google/nftables, and ctnetlink to forget redirected connections"},
 	{"github.com/vishvananda/netlink", []string{"internal/lab", "internal/meshtest"}, false, "the product never makes links or routes; the lab does"},
 	{"github.com/vishvananda/netns", []string{"internal/lab", "internal/meshtest"}, false, "the product never makes namespaces; the lab does"},
 	{"github.com/prometheus/client_golang", []string{"internal/telemetry"}, false, "one registry"},
@@ -119,5 +119,4 @@ var skipFolders = map[string]string{
 
 // notYet are folders that are not judged, and why.
 var notYet = map[string]string{
-	"internal/zdeps": "holds go.mod together while the rooms are being built; goes away with them",
 }
