@@ -118,5 +118,4 @@ var skipFolders = map[string]string{
 }
 
 // notYet are folders that are not judged, and why.
-var notYet = map[string]string{
-}
+var notYet = map[string]string{}

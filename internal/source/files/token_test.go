@@ -196,7 +196,9 @@ func TestSecrets(t *testing.T) {
 	// Of many writers with one version, one wins.
 	won := make(chan error)
 	for i := range 8 {
-		go func() { won <- []*Files{f, g}[i%2].WriteSecret(ctx, "sys", "ca", v, map[string][]byte{"key": {byte(i + 10)}}) }()
+		go func() {
+			won <- []*Files{f, g}[i%2].WriteSecret(ctx, "sys", "ca", v, map[string][]byte{"key": {byte(i + 10)}})
+		}()
 	}
 	wins := 0
 	for range 8 {
