@@ -136,10 +136,11 @@ func (r *rig) accept(l net.Listener, serve func(net.Conn)) {
 }
 
 func (r *rig) Open(ctx context.Context, _ *Head, attempt int) (*Conn, error) {
+	r.mu.Lock()
 	if r.refuse != nil {
+		defer r.mu.Unlock()
 		return nil, r.refuse
 	}
-	r.mu.Lock()
 	r.opens++
 	if n := len(r.idle); n > 0 && attempt == 0 {
 		c := r.idle[n-1]

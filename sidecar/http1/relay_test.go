@@ -313,7 +313,9 @@ func TestForwardedForAndGuard(t *testing.T) {
 
 func TestOwnAnswerKeepsConnection(t *testing.T) {
 	r := newRig(t, Config{}, func(net.Conn) {})
+	r.mu.Lock()
 	r.refuse = &Fault{503, telemetry.ReasonNoEndpoints, "none"}
+	r.mu.Unlock()
 	c := r.dial()
 	defer c.Close()
 	for range 2 {

@@ -178,7 +178,14 @@ func (s *session) Open(ctx context.Context, _ *http1.Head, attempt int) (*http1.
 // Release takes a connection back (http1.Backend).
 func (s *session) Release(c *http1.Conn, o http1.Outcome) {
 	ep := c.Owner.(*balance.Endpoint)
-	ep.State.End(o.Latency, o.Failed || o.Unreached)
+	latency := o.Latency
+	if !c.Reused {
+		// The first answer on a connection also pays for the other side's own
+		// connection and cold caches: taken for the endpoint's speed it would keep
+		// a new endpoint without requests for as long as that is remembered.
+		latency = 0
+	}
+	ep.State.End(latency, o.Failed || o.Unreached)
 	s.target.pool.Put(c, o.Reusable)
 	if o.Unreached && s.nTried < maxTries {
 		s.tried[s.nTried] = ep
