@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -18,7 +19,7 @@ const (
 	smallBuffer  = 4 << 10
 	mediumBuffer = 16 << 10
 	// largeBuffer holds the largest head, and four TLS records.
-	largeBuffer = MaxHead
+	largeBuffer = codec.MaxHead
 )
 
 var (

@@ -150,7 +150,7 @@ func (r *rig) Open(ctx context.Context, _ *Head, attempt int) (*Conn, error) {
 	r.mu.Unlock()
 	c, err := net.Dial("tcp", r.endpoint.Addr().String())
 	if err != nil {
-		return nil, &Fault{503, telemetry.ReasonConnectFailed, "dial"}
+		return nil, &Fault{Status: 503, Reason: telemetry.ReasonConnectFailed, Detail: "dial"}
 	}
 	return NewConn(c, nil), nil
 }

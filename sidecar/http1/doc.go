@@ -1,28 +1,26 @@
-// Package http1 relays HTTP/1.x between two connections with a codec of its
-// own: heads are parsed where they were read, kept as offsets, edited as one
-// block and forwarded with order and case as they came; bodies stream through
-// in flat memory. It is strict (RFC 9112): what two parsers could read in two
-// ways is refused, never repaired.
+// Package http1 relays HTTP/1.x between two connections: heads are parsed where
+// they were read (sidecar/http1/codec), edited as one block and forwarded with
+// order and case as they came; bodies stream through in flat memory.
 //
 // It does not dial, balance, authorise or count: a Backend gives it a
 // connection for each request and is told what became of it. Called by
 // sidecar/outbound and sidecar/inbound; sidecar/pool keeps its Conns.
 package http1
 
-import "time"
+import (
+	"time"
+
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
+)
+
+// Head and Fault are the codec's.
+type (
+	Head  = codec.Head
+	Fault = codec.Fault
+)
 
 // Bounds. docs/datapath.md lists them for users.
 const (
-	// MaxHead bounds a head, request or response, in bytes: more than any
-	// server's own default (8 to 60 KiB), so that it is not we who refuse first.
-	MaxHead = 64 << 10
-	// maxFields bounds the field lines of a head: offsets cost 24 bytes each.
-	maxFields = 1000
-	// maxChunkLine bounds a chunk's size line with its extensions, which nobody
-	// uses but to waste a server's time (CVE-2023-39326).
-	maxChunkLine = 1 << 10
-	// maxTrailers bounds a trailer section, in bytes.
-	maxTrailers = 16 << 10
 	// joinLimit is up to how many bytes of body leave in one write with the
 	// head; copying more costs more than a second write.
 	joinLimit = 16 << 10

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
 )
 
 // Backend finds connections for requests and is told how they fared. Its calls
@@ -66,10 +67,10 @@ type Relay struct {
 	c        Config
 	down     *Conn
 	req, res Head
-	reqBody  body
-	resBody  body
-	reqEdit  edit
-	resEdit  edit
+	reqBody  codec.Body
+	resBody  codec.Body
+	reqEdit  codec.Edit
+	resEdit  codec.Edit
 	out      []byte // what is composed for the next write
 	x        Exchange
 	upload   upload
@@ -83,10 +84,10 @@ func NewRelay(down *Conn, c Config) *Relay {
 		r.c.Draining = func() bool { return false }
 	}
 	if c.Client != "" {
-		r.reqEdit.client = []byte(c.Client)
+		r.reqEdit.Client = []byte(c.Client)
 	}
-	r.reqEdit.extra = []byte(c.Fields)
-	r.reqEdit.noHeddle, r.resEdit.noHeddle = c.Guarded, c.Guarded
+	r.reqEdit.Extra = []byte(c.Fields)
+	r.reqEdit.NoHeddle, r.resEdit.NoHeddle = c.Guarded, c.Guarded
 	r.upload.done = make(chan struct{}, 1)
 	return r
 }
@@ -138,7 +139,7 @@ func (r *Relay) readRequest() error {
 			r.x.Start = time.Now()
 			return faultSlow
 		case begun && err == errBufferFull:
-			return faultTooLarge
+			return codec.TooLarge
 		case !begun && isRoutine(err):
 			return io.EOF
 		default:
@@ -147,7 +148,7 @@ func (r *Relay) readRequest() error {
 	}
 }
 
-var faultSlow = &Fault{408, telemetry.ReasonRequestTimeout, "request head did not arrive in time"}
+var faultSlow = &Fault{Status: 408, Reason: telemetry.ReasonRequestTimeout, Detail: "request head did not arrive in time"}
 
 // isRoutine tells the ends of idle connections that nobody need know of.
 func isRoutine(err error) bool {
@@ -165,7 +166,7 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	if err != nil {
 		return r.answerFault(err)
 	}
-	if r.res.Status == 101 || r.req.isConnect && r.res.Status/100 == 2 {
+	if r.res.Status == 101 || r.req.IsConnect() && r.res.Status/100 == 2 {
 		return false, r.switchProtocols(ctx, up)
 	}
 	keep := r.composeAnswer()
@@ -190,10 +191,10 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 
 // compose puts the edited request head into out and consumes it.
 func (r *Relay) compose() {
-	r.reqBody = r.req.requestBody()
+	r.reqBody = r.req.RequestBody()
 	r.takeOut()
-	r.out = r.req.appendTo(r.out, &r.reqEdit)
-	if r.req.Minor == 0 && r.req.keepAlive {
+	r.out = r.req.AppendTo(r.out, &r.reqEdit)
+	if r.req.Minor == 0 && r.req.KeepAlive() {
 		r.out = append(r.out, "Connection: keep-alive\r\n"...)
 	}
 	r.out = append(r.out, "\r\n"...)
@@ -203,7 +204,7 @@ func (r *Relay) compose() {
 // firstBody lets what is already here of the body leave with the head.
 func (r *Relay) firstBody() error {
 	b := r.down.buffered()
-	n, err := r.reqBody.take(b[:min(len(b), joinLimit)])
+	n, err := r.reqBody.Take(b[:min(len(b), joinLimit)])
 	if err != nil {
 		return err
 	}
@@ -215,21 +216,21 @@ func (r *Relay) firstBody() error {
 
 // upReusable tells whether the endpoint's connection can carry another request.
 func (r *Relay) upReusable(up *Conn) bool {
-	if r.req.Minor == 0 && !(r.req.keepAlive && r.res.keepAlive) {
+	if r.req.Minor == 0 && !(r.req.KeepAlive() && r.res.KeepAlive()) {
 		return false
 	}
-	return r.res.persistent() && r.resBody.framing != untilClose && up.r == up.w && !r.watch.halfClosed.Load()
+	return r.res.Persistent() && !r.resBody.UntilClose() && up.r == up.w && !r.watch.halfClosed.Load()
 }
 
 // composeAnswer puts the edited head of the answer and the first of its body
 // into out and tells whether the client's connection goes on after it.
 func (r *Relay) composeAnswer() bool {
-	r.resBody = r.res.responseBody(&r.req)
-	keep := r.req.persistent() && !r.c.Draining() && r.resBody.framing != untilClose &&
+	r.resBody = r.res.ResponseBody(&r.req)
+	keep := r.req.Persistent() && !r.c.Draining() && !r.resBody.UntilClose() &&
 		!r.watch.halfClosed.Load() && r.upload.ending(&r.reqBody)
-	r.resEdit.noLengths = r.res.Status == 204
-	r.resEdit.asMinor1 = r.req.Minor == 1
-	r.out = r.res.appendTo(r.out[:0], &r.resEdit)
+	r.resEdit.NoLengths = r.res.Status == 204
+	r.resEdit.AsMinor1 = r.req.Minor == 1
+	r.out = r.res.AppendTo(r.out[:0], &r.resEdit)
 	switch {
 	case !keep:
 		r.out = append(r.out, "Connection: close\r\n"...)
@@ -246,7 +247,7 @@ var errUpstream = errors.New("endpoint broke off its answer")
 func (r *Relay) stream(up *Conn) error {
 	up.consume(r.res.Len())
 	b := up.buffered()
-	n, err := r.resBody.take(b[:min(len(b), joinLimit)])
+	n, err := r.resBody.Take(b[:min(len(b), joinLimit)])
 	if err != nil {
 		return errUpstream
 	}
@@ -256,20 +257,20 @@ func (r *Relay) stream(up *Conn) error {
 		return err
 	}
 	r.giveOut() // a long answer needs it no more
-	if !r.resBody.done() {
+	if !r.resBody.Done() {
 		r.watch.enter(phaseBody)
 	}
-	for !r.resBody.done() {
+	for !r.resBody.Done() {
 		if up.r == up.w {
 			err := up.fill()
-			if err == io.EOF && r.resBody.framing == untilClose {
+			if err == io.EOF && r.resBody.UntilClose() {
 				return nil
 			}
 			if err != nil {
 				return errUpstream
 			}
 		}
-		n, err := r.resBody.take(up.buffered())
+		n, err := r.resBody.Take(up.buffered())
 		if n > 0 {
 			if err := r.writeDown(up.buffered()[:n]); err != nil {
 				return err

@@ -314,7 +314,7 @@ func TestForwardedForAndGuard(t *testing.T) {
 func TestOwnAnswerKeepsConnection(t *testing.T) {
 	r := newRig(t, Config{}, func(net.Conn) {})
 	r.mu.Lock()
-	r.refuse = &Fault{503, telemetry.ReasonNoEndpoints, "none"}
+	r.refuse = &Fault{Status: 503, Reason: telemetry.ReasonNoEndpoints, Detail: "none"}
 	r.mu.Unlock()
 	c := r.dial()
 	defer c.Close()

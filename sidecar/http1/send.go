@@ -24,11 +24,11 @@ const maxUnreached = 2
 const ReasonField = "x-heddle-reason"
 
 var (
-	faultReset    = &Fault{502, telemetry.ReasonUpstreamReset, "endpoint closed the connection without an answer"}
-	faultAnswer   = &Fault{502, telemetry.ReasonBadResponse, "endpoint's answer is not HTTP/1.x"}
-	faultSwitch   = &Fault{502, telemetry.ReasonBadResponse, "endpoint switched protocols unasked"}
-	faultOldChunk = &Fault{502, telemetry.ReasonBadResponse, "endpoint answered an HTTP/1.0 request in chunks"}
-	faultInform   = &Fault{502, telemetry.ReasonBadResponse, "endpoint sent too many informational answers"}
+	faultReset    = &Fault{Status: 502, Reason: telemetry.ReasonUpstreamReset, Detail: "endpoint closed the connection without an answer"}
+	faultAnswer   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint's answer is not HTTP/1.x"}
+	faultSwitch   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint switched protocols unasked"}
+	faultOldChunk = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint answered an HTTP/1.0 request in chunks"}
+	faultInform   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint sent too many informational answers"}
 )
 
 // send sends the request and reads the head of the final answer. A request is
@@ -42,7 +42,7 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if up.Reused && !r.req.replayable && !up.Alive() {
+		if up.Reused && !r.req.Replayable() && !up.Alive() {
 			r.c.Backend.Release(up, Outcome{})
 			if stale++; stale < maxStale {
 				attempt--
@@ -74,24 +74,17 @@ func (r *Relay) unreached(up *Conn) bool {
 	if r.res.Status != 503 || !up.Sidecar || r.upload.running {
 		return false
 	}
-	for i := range r.res.fields {
-		f := &r.res.fields[i]
-		if f.kind == kindHeddle && equalFold(r.res.b[f.line:f.nameEnd], ReasonField) &&
-			string(r.res.b[f.value:f.valueEnd]) == string(telemetry.ReasonConnectFailed) {
-			return true
-		}
-	}
-	return false
+	return r.res.Says(ReasonField, string(telemetry.ReasonConnectFailed))
 }
 
 // drainAnswer throws the rest of a sidecar's own answer away, which came with
 // its head; false: it did not, so the connection is of no further use.
 func (r *Relay) drainAnswer(up *Conn) bool {
-	b := r.res.responseBody(&r.req)
+	b := r.res.ResponseBody(&r.req)
 	up.consume(r.res.Len())
-	n, err := b.take(up.buffered())
+	n, err := b.Take(up.buffered())
 	up.consume(n)
-	return err == nil && b.done() && r.res.persistent()
+	return err == nil && b.Done() && r.res.Persistent()
 }
 
 // try sends the request on up; true with an error: it may be sent again.
@@ -104,15 +97,15 @@ func (r *Relay) try(up *Conn) (bool, error) {
 	}
 	r.watch.await(up)
 	defer r.watch.await(nil)
-	if !r.reqBody.done() {
+	if !r.reqBody.Done() {
 		r.startUpload(up)
 	}
 	untouched, err := r.readAnswer(up)
 	r.watch.latency = time.Since(began)
-	if err == nil && r.req.Minor == 0 && r.res.chunked && !r.res.bodiless() {
+	if err == nil && r.req.Minor == 0 && r.res.Chunked() && !r.res.Bodiless() {
 		err = faultOldChunk
 	}
-	return untouched && r.req.replayable && !r.upload.running, err
+	return untouched && r.req.Replayable() && !r.upload.running, err
 }
 
 // readAnswer reads the head of the final answer and relays informational ones.
@@ -124,15 +117,15 @@ func (r *Relay) readAnswer(up *Conn) (bool, error) {
 			return i == 0 && up.r == up.w && err == faultReset, err
 		}
 		switch {
-		case r.res.Status == 101 && !r.req.upgrade:
+		case r.res.Status == 101 && !r.req.Upgrade():
 			return false, faultSwitch
 		case r.res.Status == 101 || r.res.Status >= 200:
 			return false, nil
 		}
 		if r.req.Minor == 1 {
-			r.resEdit.noLengths, r.resEdit.asMinor1 = true, true
+			r.resEdit.NoLengths, r.resEdit.AsMinor1 = true, true
 			// Not into out: it still holds the request.
-			info := r.res.appendTo(takeBuffer(smallBuffer)[:0], &r.resEdit)
+			info := r.res.AppendTo(takeBuffer(smallBuffer)[:0], &r.resEdit)
 			err := r.writeDown(append(info, "\r\n"...))
 			giveBuffer(info)
 			if err != nil {
@@ -166,9 +159,9 @@ func (r *Relay) readHead(up *Conn) error {
 
 // switchProtocols passes on the answer that agrees to it, then bytes.
 func (r *Relay) switchProtocols(ctx context.Context, up *Conn) error {
-	r.resEdit.noLengths, r.resEdit.asMinor1 = true, true
-	r.res.upgrade = r.res.Status == 101
-	r.out = append(r.res.appendTo(r.out[:0], &r.resEdit), "\r\n"...)
+	r.resEdit.NoLengths, r.resEdit.AsMinor1 = true, true
+	r.resEdit.Upgrade = r.res.Status == 101
+	r.out = append(r.res.AppendTo(r.out[:0], &r.resEdit), "\r\n"...)
 	up.consume(r.res.Len())
 	if r.upload.running { // the rest of the request comes first
 		<-r.upload.done
@@ -201,8 +194,8 @@ func (r *Relay) answerFault(err error) (bool, error) {
 	} else if !errors.As(err, &f) {
 		return false, err
 	}
-	whole := r.reqBody.done()
-	keep := whole && r.req.persistent() && !r.c.Draining()
+	whole := r.reqBody.Done()
+	keep := whole && r.req.Persistent() && !r.c.Draining()
 	werr := r.answer(f, keep)
 	r.record(f.Status)
 	if werr != nil {
@@ -233,7 +226,7 @@ func (r *Relay) answer(f *Fault, keep bool) error {
 		o = append(o, "\r\nConnection: keep-alive"...)
 	}
 	o = append(o, "\r\n\r\n"...)
-	if !r.req.isHead {
+	if !r.req.IsHead() {
 		o = append(append(append(o, "heddle: "...), f.Detail...), '\n')
 	}
 	r.out = o

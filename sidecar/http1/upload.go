@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
 )
 
 // upload is the second goroutine of an exchange: it sends the rest of a
@@ -45,8 +47,8 @@ func (r *Relay) copyUpload(up *Conn) (bool, error) {
 	u := &r.upload
 	for {
 		if b := r.down.buffered(); len(b) > 0 {
-			n, err := r.reqBody.take(b)
-			if r.reqBody.done() {
+			n, err := r.reqBody.Take(b)
+			if r.reqBody.Done() {
 				u.last.Store(true)
 			}
 			if _, err := up.Write(b[:n]); err != nil {
@@ -72,11 +74,11 @@ func (r *Relay) copyUpload(up *Conn) (bool, error) {
 
 // ending tells whether the request is all read, so that the connection can
 // carry another one after the answer.
-func (u *upload) ending(b *body) bool {
+func (u *upload) ending(b *codec.Body) bool {
 	if u.running {
 		return u.last.Load()
 	}
-	return b.done()
+	return b.Done()
 }
 
 // endUpload waits for the upload after the answer has ended, with err, and
@@ -87,7 +89,7 @@ func (r *Relay) endUpload(up *Conn, err error) bool {
 		return true
 	}
 	u.running = false
-	if err == nil && (u.last.Load() || r.res.persistent()) {
+	if err == nil && (u.last.Load() || r.res.Persistent()) {
 		// An early answer, and the endpoint stays: it may still want the rest.
 		t := time.NewTimer(earlyGrace)
 		defer t.Stop()

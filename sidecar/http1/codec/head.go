@@ -1,4 +1,4 @@
-package http1
+package codec
 
 import (
 	"bytes"
@@ -6,6 +6,9 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
+
+// TooLarge is the fault of a head above MaxHead.
+var TooLarge = &Fault{431, telemetry.ReasonHeaderTooLarge, "head larger than 64 KiB"}
 
 // Fault is why a message or an exchange is refused: the status a client would
 // be told, the reason, and a detail for people.
@@ -31,7 +34,6 @@ var (
 	faultFold         = badRequest("folded field line (RFC 9112, 5.2)")
 	faultValue        = badRequest("control character in a field value")
 	faultTooMany      = &Fault{431, telemetry.ReasonHeaderTooLarge, "more than 1000 field lines"}
-	faultTooLarge     = &Fault{431, telemetry.ReasonHeaderTooLarge, "head larger than 64 KiB"}
 	faultHost         = badRequest("Host missing, repeated or malformed (RFC 9112, 3.2)")
 	faultHostMismatch = badRequest("Host differs from the request target's authority")
 	faultLength       = badRequest("malformed or contradictory Content-Length")
@@ -132,14 +134,14 @@ func (h *Head) parse(b []byte, request bool) (bool, error) {
 		i := bytes.IndexByte(b[h.scan:], '\n')
 		if i < 0 {
 			if len(b) >= MaxHead {
-				return false, faultTooLarge
+				return false, TooLarge
 			}
 			h.scan = uint32(len(b))
 			return false, nil
 		}
 		lf := h.scan + uint32(i)
 		if lf >= MaxHead {
-			return false, faultTooLarge
+			return false, TooLarge
 		}
 		if lf == h.next || b[lf-1] != '\r' {
 			return false, faultBareLF

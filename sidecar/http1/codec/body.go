@@ -1,4 +1,4 @@
-package http1
+package codec
 
 import (
 	"math"
@@ -13,9 +13,9 @@ const (
 	untilClose
 )
 
-// body follows a message's body through the bytes of its connection. Chunked
+// Body follows a message's body through the bytes of its connection. Chunked
 // bodies are checked and passed on as they are, extensions and trailers too.
-type body struct {
+type Body struct {
 	framing framing
 	left    int64 // of the body, or of the present chunk
 	state   chunkState
@@ -45,8 +45,8 @@ var (
 	faultTrailers = badRequest("malformed or too many trailer fields")
 )
 
-// done tells whether the body has ended; one that lasts until close never has.
-func (b *body) done() bool {
+// Done tells whether the body has ended; one that lasts until close never has.
+func (b *Body) Done() bool {
 	switch b.framing {
 	case noBody:
 		return true
@@ -58,8 +58,8 @@ func (b *body) done() bool {
 	return false
 }
 
-// take tells how many bytes of p belong to the body and counts them as read.
-func (b *body) take(p []byte) (int, error) {
+// Take tells how many bytes of p belong to the body and counts them as read.
+func (b *Body) Take(p []byte) (int, error) {
 	switch b.framing {
 	case noBody:
 		return 0, nil
@@ -89,8 +89,11 @@ func (b *body) take(p []byte) (int, error) {
 	return i, nil
 }
 
+// UntilClose tells whether the body lasts until its connection is closed.
+func (b *Body) UntilClose() bool { return b.framing == untilClose }
+
 // step takes one byte that is not chunk data.
-func (b *body) step(c byte) error {
+func (b *Body) step(c byte) error {
 	switch b.state {
 	case chunkSize, chunkExtension, chunkSizeLF:
 		return b.sizeLine(c)
@@ -110,7 +113,7 @@ func (b *body) step(c byte) error {
 	return nil
 }
 
-func (b *body) sizeLine(c byte) error {
+func (b *Body) sizeLine(c byte) error {
 	if b.line++; b.line > maxChunkLine {
 		return faultChunk
 	}
@@ -153,7 +156,7 @@ func (b *body) sizeLine(c byte) error {
 	return nil
 }
 
-func (b *body) trailer(c byte) error {
+func (b *Body) trailer(c byte) error {
 	if b.line++; b.line > maxTrailers {
 		return faultTrailers
 	}
