@@ -162,7 +162,7 @@ func (m *mesh) serve(c serverConfig, handle func(net.Conn)) *server {
 		Meshed:   func(_ context.Context, a netip.Addr) bool { return c.meshed != nil && c.meshed(a) },
 		Identity: c.store, Pools: pools, Metrics: metrics, Draining: s.drain.Load, Log: m.log,
 	})
-	s.in.SetPolicy(policy.Compile(c.policy, spiffeid.RequireTrustDomainFromString(trustDomain)))
+	s.in.SetPolicy(compile(c.policy))
 	s.flows = flow.New(flow.Config{Direction: flow.Inbound, Metrics: metrics, Log: m.log, Handle: s.in.Handle})
 	l := listen(m.t)
 	s.front = l.Addr().String()
@@ -170,6 +170,10 @@ func (m *mesh) serve(c serverConfig, handle func(net.Conn)) *server {
 	m.wg.Go(func() { s.flows.Serve(ctx, []*net.TCPListener{l}) })
 	m.wg.Go(func() { pools.Run(ctx) })
 	return s
+}
+
+func compile(p *wire.InboundPolicy) *policy.Compiled {
+	return policy.Compile(p, spiffeid.RequireTrustDomainFromString(trustDomain))
 }
 
 func accept(ctx context.Context, wg *sync.WaitGroup, l net.Listener, handle func(net.Conn)) {
