@@ -27,7 +27,7 @@ type cell struct {
 	done     atomic.Pointer[made]
 }
 
-// made are the resources of one cell; they share their content.
+// made are the resources of one cell; those with one content share it.
 type made struct{ resources []*Resource }
 
 func (m *made) find(name string) *Resource {
@@ -57,9 +57,10 @@ func (c *cell) get(w *World, build func() []entry) *made {
 	c.once.Do(func() {
 		m, last := &made{}, c.last.Load()
 		var version []byte
-		for i, e := range build() {
-			if i == 0 {
-				version = hash(e.update)
+		var content *wire.Destination // that version is the hash of
+		for _, e := range build() {
+			if d := e.update.GetDestination(); version == nil || d != content {
+				version, content = hash(e.update), d
 			}
 			if last != nil {
 				if r := last.find(e.name); r != nil && bytes.Equal(r.Version, version) && version != nil {

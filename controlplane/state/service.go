@@ -24,12 +24,8 @@ func hasVIP(s *source.Service) bool {
 }
 
 // outerVIPs are addresses outside the cluster's ranges that lead pods to the
-// Service too. Where only the node can obey what is said of them (source
-// ranges, an internal policy that does not hold for them) it is left to it.
+// Service too. Source ranges only the node can obey, so it is left to it.
 func outerVIPs(s *source.Service) []netip.Addr {
-	if s.InternalLocal {
-		return nil
-	}
 	out := slices.Clone(s.ExternalIPs)
 	if len(s.LoadBalancerRanges) == 0 {
 		out = append(out, s.LoadBalancerIPs...)
@@ -54,25 +50,31 @@ func (w *World) serviceEntries(s *source.Service, v6 bool) []entry {
 	if s.ClientIPAffinity > 0 {
 		svc.SessionAffinity = &wire.SessionAffinity{ClientIp: true, TimeoutSeconds: uint32(s.ClientIPAffinity.Seconds())}
 	}
-	var names []string
+	// The internal policy binds ClusterIPs only, and the external one nobody
+	// inside the cluster (rules B5, B7).
+	inner := &wire.Destination{Kind: &wire.Destination_Service{Service: svc}}
+	outer := inner
+	if s.InternalLocal {
+		all := bare(svc)
+		all.Endpoints, all.InternalTrafficPolicy = svc.Endpoints, scope(false)
+		outer = &wire.Destination{Kind: &wire.Destination_Service{Service: all}}
+	}
+	var out []entry
+	var vips [][]byte
 	for i, a := range slices.Concat(s.ClusterIPs, outerVIPs(s)) {
-		owner := w.vips
+		owner, dest := w.vips, inner
 		if i >= len(s.ClusterIPs) {
-			owner = w.outerVIPs
+			owner, dest = w.outerVIPs, outer
 		}
 		if owner[a] != keyOfService(s) {
 			continue
 		}
-		svc.Vips = append(svc.Vips, a.AsSlice())
+		vips = append(vips, a.AsSlice())
 		if a.Is6() == v6 {
-			names = append(names, addrPrefix+a.String())
+			out = append(out, entry{addrPrefix + a.String(), &wire.Update{Content: &wire.Update_Destination{Destination: dest}}})
 		}
 	}
-	dest := &wire.Destination{Kind: &wire.Destination_Service{Service: svc}}
-	var out []entry
-	for _, n := range names {
-		out = append(out, entry{n, &wire.Update{Content: &wire.Update_Destination{Destination: dest}}})
-	}
+	inner.GetService().Vips, outer.GetService().Vips = vips, vips
 	return out
 }
 
