@@ -39,5 +39,7 @@ const (
 )
 
 // StatusKey is the annotation that the injector leaves on a pod it changed;
-// its value is JSON (injector/patch). A pod that has it is in the mesh.
+// its value is JSON (injector/patch). A pod that has it is in the mesh. Its
+// field skipInbound lists, as SkipInboundPorts does, the ports that the pod's
+// redirect leaves alone on the way in.
 const StatusKey = "heddle.dev/status"

@@ -2,10 +2,8 @@ package state
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
@@ -65,27 +63,17 @@ func word(s string) wire.Protocol {
 	return wire.Protocol_PROTOCOL_DETECT
 }
 
-// maxBypass bounds the ports that one pod's annotation may name: beyond it the
-// list would weigh more than all else that is told of the endpoint.
+// maxBypass bounds the ports that are told of one pod: beyond it the list
+// would weigh more than all else that is told of the endpoint.
 const maxBypass = 1024
 
-// bypassPorts are the inbound ports that a pod's redirect skips: dialled in
-// plaintext, because nobody there speaks mTLS. Words that are none are the
-// injector's to refuse; here they are passed over.
+// bypassPorts are the inbound ports that a pod's redirect skips, ascending:
+// dialled in plaintext, because nobody there speaks mTLS.
 func bypassPorts(p *source.Pod) []uint32 {
 	var out []uint32
-	for _, part := range strings.Split(p.Annotations[v1alpha1.SkipInboundPorts], ",") {
-		lo, hi, isRange := strings.Cut(strings.TrimSpace(part), "-")
-		from, err := strconv.ParseUint(strings.TrimSpace(lo), 10, 16)
-		to := from
-		if err == nil && isRange {
-			to, err = strconv.ParseUint(strings.TrimSpace(hi), 10, 16)
-		}
-		if err != nil || from == 0 {
-			continue
-		}
-		for n := from; n <= to && len(out) < maxBypass; n++ {
-			out = append(out, uint32(n))
+	for _, r := range p.SkipInbound {
+		for n := uint32(r.First); n <= uint32(r.Last) && len(out) < maxBypass; n++ {
+			out = append(out, n)
 		}
 	}
 	slices.Sort(out)

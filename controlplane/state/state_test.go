@@ -15,6 +15,7 @@ import (
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane/state"
+	"github.com/heddle-mesh/heddle/internal/redirect"
 	"github.com/heddle-mesh/heddle/internal/source"
 	iwire "github.com/heddle-mesh/heddle/internal/wire"
 )
@@ -220,7 +221,7 @@ func mutate(r *rand.Rand, n *source.Snapshot) {
 			p := source.Pod{
 				Namespace: pod.Namespace, Name: pod.Name, UID: fmt.Sprintf("uid-%s-%d", pod.Name, r.IntN(2)), Node: "n0", ServiceAccount: svc.Name,
 				IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(r.IntN(6))})}, Phase: []string{"Running", "Running", "Failed"}[r.IntN(3)],
-				Ready: r.IntN(2) == 0, Meshed: r.IntN(3) > 0, HostNetwork: r.IntN(8) == 0, Created: time.Unix(int64(r.IntN(3)), 0),
+				Ready: r.IntN(2) == 0, Meshed: r.IntN(3) > 0, SkipInbound: []redirect.PortRange{{First: 22, Last: uint16(22 + r.IntN(2))}}, HostNetwork: r.IntN(8) == 0, Created: time.Unix(int64(r.IntN(3)), 0),
 			}
 			n.Pods[pod] = &p
 		case 5:
@@ -231,6 +232,7 @@ func mutate(r *rand.Rand, n *source.Snapshot) {
 				ip = netip.AddrFrom4([4]byte{10, 1, 0, byte(r.IntN(6))}) // clashes with pods
 			}
 			s := source.Service{Namespace: "ns", Name: svc.Name, Type: "ClusterIP", ClusterIPs: []netip.Addr{ip}, Ports: []source.ServicePort{{Name: "http", Port: uint16(80 + r.IntN(2)), Protocol: "TCP"}}}
+			s.InternalLocal = r.IntN(2) == 0
 			if r.IntN(3) == 0 {
 				s.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 1, 0, byte(r.IntN(6))})}
 			}

@@ -70,6 +70,41 @@ func TestNamespaceDefaults(t *testing.T) {
 	}
 }
 
+// The status says which ports the redirect leaves alone on the way in, exactly
+// as the redirect is told, whoever asked for it.
+func TestStatusSaysSkippedPorts(t *testing.T) {
+	for _, c := range []struct {
+		pod, ns  string // annotations; "-": none
+		excluded []uint16
+		want     string
+	}{
+		{"-", "-", nil, ""},
+		{"-", "-", []uint16{22, 25}, "22,25"},
+		{"-", "9090", []uint16{22}, "22,9090"},
+		{"8100, 8000-8099", "9090", []uint16{22}, "22,8000-8100"},
+		{"", "9090", nil, ""},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "app"}}}}
+		ns, cfg := enabled, testConfig()
+		cfg.ExcludedPorts = c.excluded
+		if c.pod != "-" {
+			pod.Annotations = map[string]string{v1alpha1.SkipInboundPorts: c.pod}
+		}
+		if c.ns != "-" {
+			ns.Annotations = map[string]string{v1alpha1.SkipInboundPorts: c.ns}
+		}
+		out := applied(t, pod, Patch(pod, ns, cfg).Patch)
+		var s map[string]any
+		if err := json.Unmarshal([]byte(out.Annotations[v1alpha1.StatusKey]), &s); err != nil || s["skipInbound"] != c.want {
+			t.Errorf("%+v: status %s, %v", c, out.Annotations[v1alpha1.StatusKey], err)
+		}
+		flag := "--skip-inbound-ports=" + c.want
+		if got := slices.Contains(out.Spec.InitContainers[0].Args, flag); got != (c.want != "") {
+			t.Errorf("%+v: init's arguments %q", c, out.Spec.InitContainers[0].Args)
+		}
+	}
+}
+
 func TestBadValues(t *testing.T) {
 	for key, values := range map[string][]string{
 		v1alpha1.SkipOutboundPorts: {"0", "65536", "-", "9-8", "1,,2", "+1", "0x10", "1_0", "8080 --x", strings.Repeat("1,", 64) + "1"},

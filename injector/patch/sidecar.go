@@ -53,6 +53,10 @@ type status struct {
 	Version    string   `json:"version"`
 	Native     bool     `json:"native"`
 	Containers []string `json:"containers"`
+	// SkipInbound are the ports that the redirect leaves alone on the way in,
+	// whoever asked for that: callers must speak plaintext to them. It is there
+	// even if empty, since the pod's own annotations may be edited later.
+	SkipInbound string `json:"skipInbound"`
 }
 
 // statusOf gives the pod's status, nil if it was not injected. The annotation
@@ -102,7 +106,10 @@ func additions(pod *corev1.Pod, cfg Config, s settings) []Operation {
 	} else {
 		ops = append(ops, add("/spec/volumes/-", tokenSource()))
 	}
-	note := statusText(status{Version: cfg.Version, Native: !s.classic, Containers: []string{initName, sidecarName}})
+	note := statusText(status{
+		Version: cfg.Version, Native: !s.classic, Containers: []string{initName, sidecarName},
+		SkipInbound: joined(s.skipInbound, redirect.PortRange.String),
+	})
 	if len(pod.Annotations) == 0 {
 		return append(ops, add("/metadata/annotations", map[string]string{v1alpha1.StatusKey: note}))
 	}
@@ -213,9 +220,13 @@ func arg[T any](args []string, flag string, values []T, text func(T) string) []s
 	if len(values) == 0 {
 		return args
 	}
-	var parts []string
+	return append(args, flag+"="+joined(values, text))
+}
+
+func joined[T any](values []T, text func(T) string) string {
+	parts := make([]string, 0, len(values))
 	for _, v := range values {
 		parts = append(parts, text(v))
 	}
-	return append(args, flag+"="+strings.Join(parts, ","))
+	return strings.Join(parts, ",")
 }

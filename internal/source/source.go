@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/internal/redirect"
 )
 
 // Source is one door to the world. Its methods may be called from any
@@ -170,9 +171,14 @@ type Pod struct {
 	Ready                bool
 	Terminating          bool // deletionTimestamp is set
 	Meshed               bool // carries our sidecar (annotation heddle.dev/status)
-	Owner                Ref  // controller, zero if none
-	Ports                []ContainerPort
-	Probes               []Probe // of its own containers, not of our sidecar
+	// SkipInbound are the ports that the redirect leaves alone on the way in:
+	// nobody speaks mTLS there. As the injector put them into the status, which
+	// knows of MeshConfig and namespace too; where it did not (a pod made by
+	// hand), as the pod's annotation says.
+	SkipInbound []redirect.PortRange
+	Owner       Ref // controller, zero if none
+	Ports       []ContainerPort
+	Probes      []Probe // of its own containers, not of our sidecar
 }
 
 // ContainerPort is one declared port of a pod.

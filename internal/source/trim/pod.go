@@ -1,6 +1,7 @@
 package trim
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/internal/redirect"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -40,6 +42,9 @@ func Pod(p *corev1.Pod) (*source.Pod, []v1alpha1.FieldError) {
 			out.Ready = c.Status == corev1.ConditionTrue
 		}
 	}
+	if meshed {
+		out.SkipInbound = skipInbound(p, &f)
+	}
 	podIPs(p, out, &f)
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
@@ -51,6 +56,25 @@ func Pod(p *corev1.Pod) (*source.Pod, []v1alpha1.FieldError) {
 		container(&p.Spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), out, &f)
 	}
 	return out, f
+}
+
+// skipInbound reads what the injector decided, or, where it did not say, what
+// the pod asks for. A list that cannot be read counts as empty: callers then
+// speak TLS and fail, rather than speak plaintext where they should not.
+func skipInbound(p *corev1.Pod, f *faults) []redirect.PortRange {
+	field, list := fmt.Sprintf("metadata.annotations[%q]", v1alpha1.SkipInboundPorts), p.Annotations[v1alpha1.SkipInboundPorts]
+	var status struct {
+		SkipInbound *string `json:"skipInbound"`
+	}
+	if json.Unmarshal([]byte(p.Annotations[v1alpha1.StatusKey]), &status) == nil && status.SkipInbound != nil {
+		field, list = fmt.Sprintf("metadata.annotations[%q]", v1alpha1.StatusKey), *status.SkipInbound
+	}
+	ports, err := redirect.ParsePorts(list)
+	if err != nil {
+		*f = append(*f, v1alpha1.FieldError{Field: field, Err: err.Error(), Fix: "ports and ranges such as 22,8000-8100; until then callers expect mTLS on all ports"})
+		return nil
+	}
+	return ports
 }
 
 func podIPs(p *corev1.Pod, out *source.Pod, f *faults) {

@@ -1,6 +1,7 @@
 package trim
 
 import (
+	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -102,6 +103,33 @@ func TestPodProbes(t *testing.T) {
 	}
 	if !p.Meshed || p.ServiceAccount != "default" {
 		t.Errorf("%+v", p)
+	}
+}
+
+// TestSkipInbound: what the injector decided counts, and not what the pod's
+// annotation says later; the annotation counts for pods made by hand.
+func TestSkipInbound(t *testing.T) {
+	for _, tt := range []struct{ status, asked, want, fault string }{
+		{"", "22", "[]", ""}, // no sidecar, no redirect
+		{`{"skipInbound":"22,8000-8100"}`, "9090", "[22 8000-8100]", ""},
+		{`{"skipInbound":""}`, "9090", "[]", ""},
+		{"{}", "9090, 100-102", "[9090 100-102]", ""},
+		{"not JSON", "9090", "[9090]", ""},
+		{"{}", "", "[]", ""},
+		{`{"skipInbound":"22,x"}`, "9090", "[]", `metadata.annotations["heddle.dev/status"]`},
+		{"{}", "8100-8000", "[]", `metadata.annotations["heddle.dev/skip-inbound-ports"]`},
+	} {
+		notes := map[string]string{"heddle.dev/skip-inbound-ports": tt.asked}
+		if tt.status != "" {
+			notes["heddle.dev/status"] = tt.status
+		}
+		p, faults := Pod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: notes}})
+		if got := fmt.Sprint(p.SkipInbound); got != tt.want {
+			t.Errorf("status %q, annotation %q: %s, want %s", tt.status, tt.asked, got, tt.want)
+		}
+		if (len(faults) > 0) != (tt.fault != "") || tt.fault != "" && faults[0].Field != tt.fault {
+			t.Errorf("status %q, annotation %q: faults %v", tt.status, tt.asked, faults)
+		}
 	}
 }
 
