@@ -134,19 +134,20 @@ func build(c Config) (*sidecar, error) {
 		OnInbound: func(p *wire.InboundPolicy) { s.newPolicy(p, td) },
 		Report:    s.report,
 	})
+	traffic := limitLog(s.log)
 	isOwn := func(dst netip.AddrPort) bool { return intercept.IsOwn(dst, c.PodIPs) }
 	s.out = outbound.New(outbound.Config{
 		OriginalDst: intercept.OriginalDst, Probe: s.probe.Handle, IsOwn: isOwn,
 		Lookup:   s.lookup,
-		Identity: s.identity, Pools: s.pools, Metrics: metrics, Log: s.log,
+		Identity: s.identity, Pools: s.pools, Metrics: metrics, Log: traffic,
 	})
 	s.in = inbound.New(inbound.Config{
 		OriginalDst: intercept.OriginalDst, SawInbound: s.probe.SawInbound, IsOwn: isOwn,
 		PodIPs: c.PodIPs, PodUID: c.PodUID, Meshed: s.meshed,
-		Identity: s.identity, Pools: s.pools, Metrics: metrics, Draining: s.draining.Load, Log: s.log,
+		Identity: s.identity, Pools: s.pools, Metrics: metrics, Draining: s.draining.Load, Log: traffic,
 	})
-	s.outFlows = flow.New(flow.Config{Direction: flow.Outbound, Max: c.MaxConnections, Metrics: metrics, Log: s.log, Handle: s.out.Handle})
-	s.inFlows = flow.New(flow.Config{Direction: flow.Inbound, Max: c.MaxConnections, Metrics: metrics, Log: s.log, Handle: s.in.Handle})
+	s.outFlows = flow.New(flow.Config{Direction: flow.Outbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.out.Handle})
+	s.inFlows = flow.New(flow.Config{Direction: flow.Inbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.in.Handle})
 	s.admin = admin.New(admin.Config{Addr: c.Admin, Ready: s.ready, Metrics: registry.Handler(), Debug: s.debug, Log: s.log})
 	return s, nil
 }

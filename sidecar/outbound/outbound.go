@@ -35,6 +35,9 @@ const (
 	connectBudget = 9 * time.Second
 	// maxTries bounds the endpoints tried in it.
 	maxTries = 4
+	// externalTimeout is for destinations outside the mesh: what the kernel takes
+	// by itself (tcp_syn_retries of 6), as if we were not there.
+	externalTimeout = 127 * time.Second
 	// goneGrace is how long an opaque connection to an endpoint that has left its
 	// Service may go on: a terminating pod's own grace is 30 s by default.
 	goneGrace = 30 * time.Second
@@ -174,7 +177,7 @@ func (s *session) serveHTTP(ctx context.Context, said []byte) {
 
 // external goes where the application meant to, as if we were not there.
 func (s *session) external(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, connectBudget)
+	ctx, cancel := context.WithTimeout(ctx, externalTimeout)
 	defer cancel()
 	up, err := s.p.c.Dial(ctx, s.dst)
 	if err != nil {
