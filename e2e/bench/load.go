@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -25,6 +27,7 @@ type loadResult struct {
 	Elapsed  time.Duration `json:"elapsed_ns"`
 	P50      time.Duration `json:"p50_ns"`
 	P99      time.Duration `json:"p99_ns"`
+	CPU      time.Duration `json:"client_cpu_ns"` // of the generator while it counted
 }
 
 // runLoad is the closed-loop generator: each connection sends its next request
@@ -47,13 +50,15 @@ func runLoad(ctx context.Context, args []string) error {
 	if *rate > 0 {
 		w.every = time.Second * time.Duration(*conns) / time.Duration(*rate)
 	}
+	var warmCPU atomic.Int64
+	time.AfterFunc(time.Until(from), func() { warmCPU.Store(int64(ownCPU())) })
 	parts := make([]part, *conns)
 	var wg sync.WaitGroup
 	for i := range parts {
 		wg.Go(func() { parts[i] = w.run(ctx, time.Duration(i)*w.every/time.Duration(*conns)) })
 	}
 	wg.Wait()
-	res := loadResult{Elapsed: *length}
+	res := loadResult{Elapsed: *length, CPU: ownCPU() - time.Duration(warmCPU.Load())}
 	var all []time.Duration
 	for _, p := range parts {
 		all = append(all, p.times...)
@@ -68,6 +73,15 @@ func runLoad(ctx context.Context, args []string) error {
 		res.P50, res.P99 = all[len(all)/2], all[len(all)*99/100]
 	}
 	return json.NewEncoder(os.Stdout).Encode(res)
+}
+
+// ownCPU is the time this process has spent on a CPU, user and kernel.
+func ownCPU() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 type worker struct {

@@ -44,7 +44,7 @@ type cell struct {
 	Round       int        `json:"round"`
 	Result      loadResult `json:"result"`
 	ProxyMicros float64    `json:"proxy_cpu_us_per_request"`
-	TotalMicros float64    `json:"all_cpu_us_per_request"` // proxies and backend
+	TotalMicros float64    `json:"all_cpu_us_per_request"` // client, proxies and backend
 }
 
 // result is everything, as kept in the raw file.
@@ -326,7 +326,7 @@ func (b *benchmark) measure(ctx context.Context, p path, connections, rate int) 
 	requests := float64(c.Result.Requests) * float64(span) / float64(c.Result.Elapsed)
 	proxies, backend := after.proxies-before.proxies, after.backend-before.backend
 	c.ProxyMicros = float64(proxies.Nanoseconds()) / 1e3 / requests
-	c.TotalMicros = float64((proxies + backend).Nanoseconds()) / 1e3 / requests
+	c.TotalMicros = float64((proxies+backend).Nanoseconds())/1e3/requests + float64(c.Result.CPU.Nanoseconds())/1e3/float64(max(c.Result.Requests, 1))
 	return c, nil
 }
 

@@ -106,9 +106,9 @@ func each[T any](cs []cell, f func(cell) T) []T {
 // that what else the machine did falls out.
 func (r *result) table(raw string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, commit %s. %s, %s CPUs, %s; %s. Raw: [`%s`](bench/%[6]s).\n\n",
+	fmt.Fprintf(&b, "%s, commit %s. %s, %s CPUs, %s; %s. Raw: [`%s`](bench/%[7]s).\n\n",
 		r.Started.Format("2 January 2006"), r.Machine["commit"], r.Machine["kernel"], r.Machine["cpus"], r.Machine["go"], r.Machine["haproxy"], raw)
-	b.WriteString("| load | path | requests/s | proxies' CPU us/request | ratio to HAProxy, per round: median (min-max) | p50 | p99 |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("| load | path | requests/s | CPU us/request, proxies | CPU us/request, all | proxies to HAProxy's, per round: median (min-max) | p50 | p99 |\n|---|---|---|---|---|---|---|---|\n")
 	for _, load := range loads {
 		rival := r.cells("two HAProxy hops", load.name)
 		for _, path := range []string{"direct", "two Heddle sidecars", "two HAProxy hops"} {
@@ -124,9 +124,9 @@ func (r *result) table(raw string) string {
 				}
 				ratio = fmt.Sprintf("%.2f (%.2f-%.2f)", median(rs), slices.Min(rs), slices.Max(rs))
 			}
-			fmt.Fprintf(&b, "| %s | %s | %.0f | %.1f | %s | %v | %v |\n", load.name, path,
+			fmt.Fprintf(&b, "| %s | %s | %.0f | %.1f | %.1f | %s | %v | %v |\n", load.name, path,
 				median(each(cs, func(c cell) float64 { return float64(c.Result.Requests) / c.Result.Elapsed.Seconds() })),
-				median(each(cs, func(c cell) float64 { return c.ProxyMicros })), ratio,
+				median(each(cs, func(c cell) float64 { return c.ProxyMicros })), median(each(cs, func(c cell) float64 { return c.TotalMicros })), ratio,
 				median(each(cs, func(c cell) time.Duration { return c.Result.P50 })).Round(time.Microsecond),
 				median(each(cs, func(c cell) time.Duration { return c.Result.P99 })).Round(time.Microsecond))
 		}
