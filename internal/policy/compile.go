@@ -22,6 +22,8 @@ type Compiled struct {
 	probes   []probe
 	nodes    []netip.Addr
 	broken   []string
+	// uncovered names whose rules a caller was not allowed by.
+	uncovered string
 }
 
 type rule struct {
@@ -77,6 +79,7 @@ func Compile(p *wire.InboundPolicy, own spiffeid.TrustDomain) *Compiled {
 		c.rules = append(c.rules, r)
 		c.selected = c.selected || r.action != audit
 	}
+	c.uncovered = notCovered(c.rules)
 	for _, wp := range p.GetProbes() {
 		if port, ok := portOf(wp.GetPort()); ok {
 			c.probes = append(c.probes, probe{port, wp.GetPath()})
@@ -88,6 +91,31 @@ func Compile(p *wire.InboundPolicy, own spiffeid.TrustDomain) *Compiled {
 		}
 	}
 	return c
+}
+
+// namedPolicies bounds how many policies a refusal names: it is for a log.
+const namedPolicies = 3
+
+// notCovered says which policies select a pod, when none of their rules allows.
+func notCovered(rules []rule) string {
+	var names []string
+	for i := range rules {
+		if rules[i].action == audit {
+			continue
+		}
+		name, _, _ := strings.Cut(rules[i].source, "#")
+		if name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	more := ""
+	if n := len(names) - namedPolicies; n > 0 {
+		names, more = names[:namedPolicies], fmt.Sprintf(" and %d more", n)
+	}
+	return "no rule allows: " + strings.Join(names, ", ") + more
 }
 
 func (c *Compiled) addPort(pp *wire.PortPolicy) {

@@ -37,8 +37,10 @@ type Decision struct {
 	// Decide, asked again with its Path, allows, may reach the application.
 	ProbeOnly bool
 	Reason    Reason // why refused; "" when allowed
-	Source    string // the rule that decided, kind/namespace/name#rule; "": none did
-	Audit     string // an audit rule that matches, to be logged
+	// Source is the rule that decided, kind/namespace/name#rule; where no rule
+	// allows, the policies whose rules do not; "": none did.
+	Source string
+	Audit  string // an audit rule that matches, to be logged
 }
 
 // Reason is a word of telemetry's table of reasons, which level 1 of the house
@@ -99,7 +101,7 @@ func (c *Compiled) judge(who Caller, req Request) Decision {
 		}
 	}
 	if !d.Allow && c.selected {
-		return Decision{Reason: AccessDenied, Audit: d.Audit}
+		return Decision{Reason: AccessDenied, Source: c.uncovered, Audit: d.Audit}
 	}
 	d.Allow = true
 	return d
