@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sort"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -178,11 +180,29 @@ func keep(now, before []Document) []Document {
 }
 
 func readFile(file string) ([]Document, []source.Problem) {
-	data, err := os.ReadFile(file)
+	data, err := readRegular(file)
 	if err != nil {
 		return nil, []source.Problem{{File: file, Err: "cannot be read: " + err.Error(), Fix: "check the file's mode and, for a link, its target"}}
 	}
 	return Parse(file, data)
+}
+
+// readRegular reads at most one byte more than a file may have. A FIFO or a
+// device under a manifest's name would stop the whole lab, or fill its memory.
+func readRegular(file string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not wait for a writer
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is no regular file")
+	}
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
 // files lists the manifests, sorted within each path.

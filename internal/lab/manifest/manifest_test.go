@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,6 +45,25 @@ func TestBadDocuments(t *testing.T) {
 		{"port", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  ports: [{port: 70000}]\n", 9, "Service default/x", "spec.ports[0].port", "70000 is not a port"},
 		{"ports without names", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  ports: [{port: 1}, {port: 2}]\n", 9, "Service default/x", "spec.ports[0].name", "names them"},
 		{"external name", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {type: ExternalName, externalName: '-'}\n", 8, "Service default/x", "spec.externalName", "not a DNS name"},
+		{"a kind that is a path", "apiVersion: heddle.dev/v1alpha1\nkind: ../../../evil\nmetadata: {name: x}\n", 6, "../../../evil default/x", "kind", "is no kind"},
+		{"another API's Pod", "apiVersion: heddle.dev/v1alpha1\nkind: Pod\nmetadata: {name: x}\n", 6, "Pod default/x", "kind", "of another API"},
+		{"a volume that is a path", pod("x", "  volumes: [{name: ../../x, emptyDir: {}}]\n"), 13, "Pod default/x", "spec.volumes[0].name", "not a DNS label"},
+		{"a volume twice", pod("x", "  volumes: [{name: v, emptyDir: {}}, {name: v, emptyDir: {}}]\n"), 13, "Pod default/x", "spec.volumes[1].name", "stands twice"},
+		{"a mount of nothing", pod("x", "    volumeMounts: [{name: v, mountPath: /v}]\n"), 13, "Pod default/x", "spec.containers[0].volumeMounts[0].name", "no volume"},
+		{"a mount without a place", pod("x", "    volumeMounts: [{name: v, mountPath: v}]\n  volumes: [{name: v, emptyDir: {}}]\n"), 13, "Pod default/x", "spec.containers[0].volumeMounts[0].mountPath", "begin with /"},
+		{"a user below zero", pod("x", "    securityContext: {runAsUser: -7}\n"), 13, "Pod default/x", "spec.containers[0].securityContext.runAsUser", "-7 is no user"},
+		{"a grace below zero", pod("x", "  terminationGracePeriodSeconds: -1\n"), 13, "Pod default/x", "spec.terminationGracePeriodSeconds", "negative"},
+		{"a probe of a port that cannot be", pod("x", "    readinessProbe: {httpGet: {port: -5}}\n"), 13, "Pod default/x", "spec.containers[0].readinessProbe.httpGet.port", "-5 is not a port"},
+		{"a probe that does nothing", pod("x", "    livenessProbe: {periodSeconds: 1}\n"), 13, "Pod default/x", "spec.containers[0].livenessProbe", "one action, this one 0"},
+		{"a probe that does two things", pod("x", "    livenessProbe: {httpGet: {port: 1}, tcpSocket: {port: 1}}\n"), 13, "Pod default/x", "spec.containers[0].livenessProbe", "one action, this one 2"},
+		{"a probe back in time", pod("x", "    startupProbe: {tcpSocket: {port: 1}, periodSeconds: -1}\n"), 13, "Pod default/x", "spec.containers[0].startupProbe.periodSeconds", "negative"},
+		{"protocol", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  ports: [{port: 1, protocol: XXX}]\n", 9, "Service default/x", "spec.ports[0].protocol", "no protocol"},
+		{"slice of names", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: FQDN\n", 8, "EndpointSlice default/x", "addressType", "cannot be used"},
+		{"slice of nonsense", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: [{addresses: [999.1.1.1]}]\n", 9, "EndpointSlice default/x", "endpoints[0].addresses", "no IPv4 address"},
+		{"slice of the other family", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: [{addresses: ['2001:db8::1']}]\n", 9, "EndpointSlice default/x", "endpoints[0].addresses", "no IPv4 address"},
+		{"slice of loopback", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: [{addresses: [127.0.0.1]}]\n", 9, "EndpointSlice default/x", "endpoints[0].addresses", "no endpoint's address"},
+		{"slice's port", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nports: [{port: -1}]\n", 9, "EndpointSlice default/x", "ports[0].port", "not a port"},
+		{"no shape of an object", "metadata: nothing\n", 5, " ", "metadata", "a string cannot be read as an object"},
 		{"a job that never ends", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\nspec: {template: {spec: {containers: [{name: c, command: [/c]}]}}}\n", 8, "Job default/x", "spec.template.spec.restartPolicy", "must end"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -232,4 +252,35 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestWhatIsNoFile holds that a FIFO and a device under a manifest's name are
+// reported and stop nothing.
+func TestWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(good), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "b.yaml"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(dir, "c.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	s := NewFolder([]string{dir}, nil).Read()
+	if len(s.Documents) != 1 || len(s.Problems) != 2 {
+		t.Fatalf("got %v and %v", s.Documents, s.Problems)
+	}
+	for _, p := range s.Problems {
+		if !strings.Contains(p.Err, "no regular file") {
+			t.Errorf("got %v", p)
+		}
+	}
+}
+
+func TestDocumentBehindItsMarker(t *testing.T) {
+	docs, problems := Parse("f.yaml", []byte("# x\n--- {apiVersion: v1, kind: Namespace,\n  metadata: {name: shop}}\n--- # nothing\n---\n"))
+	if len(problems) > 0 || len(docs) != 1 || docs[0].Ref.Name != "shop" || docs[0].Line != 2 {
+		t.Errorf("got %v and %v", docs, problems)
+	}
 }

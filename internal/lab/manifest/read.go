@@ -115,6 +115,9 @@ func split(data []byte) []part {
 		if bytes.HasPrefix(l, []byte("---")) && (len(l) == 3 || strings.ContainsRune(" \t\r\n", rune(l[3]))) {
 			parts = append(parts, cur)
 			cur = part{line: line + 1}
+			if rest := bytes.TrimSpace(l[3:]); len(rest) > 0 && rest[0] != '#' { // a document may begin behind its marker
+				cur = part{line: line, text: append([]byte("   "), l[3:]...)}
+			}
 			continue
 		}
 		cur.text = append(cur.text, l...)
@@ -154,7 +157,7 @@ func (p *parser) object(js []byte) {
 		Items []json.RawMessage `json:"items"`
 	}
 	if err := json.Unmarshal(js, &h); err != nil {
-		p.fail(source.Ref{}, "", "not a Kubernetes object: "+err.Error(), "give apiVersion, kind and metadata")
+		p.noObject(err)
 		return
 	}
 	if h.APIVersion == "v1" && h.Kind == "List" {
@@ -183,10 +186,24 @@ func (p *parser) object(js []byte) {
 	}
 }
 
+// noObject reports what is YAML but has not the shape of any object.
+func (p *parser) noObject(err error) {
+	field, msg := "", err.Error()
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		field, msg = wrong.Field, fmt.Sprintf("a %s cannot be read as %s", wrong.Value, typeName(wrong.Type))
+	}
+	p.fail(source.Ref{}, field, "not a Kubernetes object: "+msg, "give apiVersion, kind and metadata")
+}
+
 // passOn takes a document whose meaning is the control plane's matter: it also
 // reports what is wrong inside.
 func (p *parser) passOn(ref source.Ref, js []byte) {
-	if f := checkName(ref); f != nil {
+	f := checkName(ref)
+	if f == nil {
+		f = checkKind(ref.Kind)
+	}
+	if f != nil {
 		p.fail(ref, f.path, f.err, f.fix)
 		return
 	}

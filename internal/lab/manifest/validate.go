@@ -2,12 +2,16 @@ package manifest
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -37,6 +41,8 @@ func validate(ref source.Ref, obj metav1.Object) faults {
 		checkPod(&f, "spec", &o.Spec)
 	case *corev1.Service:
 		checkService(&f, &o.Spec)
+	case *discoveryv1.EndpointSlice:
+		checkSlice(&f, o)
 	case *appsv1.Deployment:
 		checkDeployment(&f, o)
 	case *batchv1.Job:
@@ -68,6 +74,21 @@ func checkName(ref source.Ref) *fault {
 		if msgs := validation.IsDNS1123Label(ref.Namespace); len(msgs) > 0 {
 			return &fault{"metadata.namespace", fmt.Sprintf("%q: %s", ref.Namespace, msgs[0]), "choose another namespace"}
 		}
+	}
+	return nil
+}
+
+var kindForm = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,62}$`)
+
+// checkKind holds the kind of a document that is only passed on: it names a
+// file, and must not be taken for an object that the lab itself writes.
+func checkKind(kind string) *fault {
+	if !kindForm.MatchString(kind) {
+		return &fault{"kind", fmt.Sprintf("%.80q is no kind", kind), "a kind is one word of letters that begins with a capital"}
+	}
+	switch kind {
+	case "Namespace", "Node", "ServiceCIDR", "ServiceAccount", "Service", "Pod", "EndpointSlice", "Deployment", "Job", "MutatingWebhookConfiguration":
+		return &fault{"kind", kind + " is of another API", "correct apiVersion"}
 	}
 	return nil
 }
@@ -128,6 +149,91 @@ func checkPod(f *faults, path string, s *corev1.PodSpec) {
 	}
 	check("initContainers", s.InitContainers)
 	check("containers", s.Containers)
+	if g := s.TerminationGracePeriodSeconds; g != nil && *g < 0 {
+		f.add(path+".terminationGracePeriodSeconds", "negative", "write 0 or more")
+	}
+	if sc := s.SecurityContext; sc != nil {
+		checkIDs(f, path+".securityContext", sc.RunAsUser, sc.RunAsGroup)
+	}
+	checkVolumes(f, path, s)
+}
+
+// checkVolumes holds volumes to names, because each becomes a folder, and
+// mounts to volumes that are there.
+func checkVolumes(f *faults, path string, s *corev1.PodSpec) {
+	there := map[string]bool{}
+	for i := range s.Volumes {
+		name, p := s.Volumes[i].Name, fmt.Sprintf("%s.volumes[%d].name", path, i)
+		if len(validation.IsDNS1123Label(name)) > 0 {
+			f.add(p, fmt.Sprintf("%q is not a DNS label", name), "at most 63 of a-z, 0-9 and '-'")
+		}
+		if there[name] {
+			f.add(p, fmt.Sprintf("%q stands twice", name), "name volumes differently")
+		}
+		there[name] = true
+	}
+	mounts := func(list string, cs []corev1.Container) {
+		for i := range cs {
+			for j, m := range cs[i].VolumeMounts {
+				p := fmt.Sprintf("%s.%s[%d].volumeMounts[%d]", path, list, i, j)
+				if !there[m.Name] {
+					f.add(p+".name", fmt.Sprintf("the pod has no volume %q", m.Name), "add it to volumes, or correct the name")
+				}
+				if !filepath.IsAbs(m.MountPath) {
+					f.add(p+".mountPath", fmt.Sprintf("%q does not begin with /", m.MountPath), "write the whole path")
+				}
+			}
+		}
+	}
+	mounts("initContainers", s.InitContainers)
+	mounts("containers", s.Containers)
+}
+
+func checkIDs(f *faults, path string, user, group *int64) {
+	if user != nil && (*user < 0 || *user > math.MaxInt32) {
+		f.add(path+".runAsUser", fmt.Sprintf("%d is no user", *user), "0 to 2147483647")
+	}
+	if group != nil && (*group < 0 || *group > math.MaxInt32) {
+		f.add(path+".runAsGroup", fmt.Sprintf("%d is no group", *group), "0 to 2147483647")
+	}
+}
+
+// checkProbe wants exactly one action, a port that can be, and no negative times.
+func checkProbe(f *faults, path string, p *corev1.Probe) {
+	if p == nil {
+		return
+	}
+	actions := 0
+	port := func(action string, at intstr.IntOrString) {
+		actions++
+		if at.Type == intstr.Int && (at.IntVal < 1 || at.IntVal > 65535) {
+			f.add(path+"."+action+".port", fmt.Sprintf("%d is not a port", at.IntVal), "1 to 65535, or the name of a container's port")
+		}
+	}
+	if p.HTTPGet != nil {
+		port("httpGet", p.HTTPGet.Port)
+	}
+	if p.TCPSocket != nil {
+		port("tcpSocket", p.TCPSocket.Port)
+	}
+	if p.GRPC != nil {
+		port("grpc", intstr.FromInt32(p.GRPC.Port))
+	}
+	if p.Exec != nil {
+		actions++
+	}
+	if actions != 1 {
+		f.add(path, fmt.Sprintf("a probe has one action, this one %d", actions), "write one of httpGet, tcpSocket and exec")
+	}
+	for _, n := range []struct {
+		field string
+		value int32
+	}{{"initialDelaySeconds", p.InitialDelaySeconds}, {"timeoutSeconds", p.TimeoutSeconds}, {"periodSeconds", p.PeriodSeconds},
+		{"successThreshold", p.SuccessThreshold}, {"failureThreshold", p.FailureThreshold}} {
+		if n.value < 0 {
+			f.add(path+"."+n.field, "negative", "write 0 or more")
+		}
+	}
 }
 
 func checkContainer(f *faults, path string, c *corev1.Container) {
@@ -142,6 +248,12 @@ func checkContainer(f *faults, path string, c *corev1.Container) {
 		if p.ContainerPort < 1 || p.ContainerPort > 65535 {
 			f.add(fmt.Sprintf("%s.ports[%d].containerPort", path, i), fmt.Sprintf("%d is not a port", p.ContainerPort), "1 to 65535")
 		}
+	}
+	checkProbe(f, path+".startupProbe", c.StartupProbe)
+	checkProbe(f, path+".readinessProbe", c.ReadinessProbe)
+	checkProbe(f, path+".livenessProbe", c.LivenessProbe)
+	if sc := c.SecurityContext; sc != nil {
+		checkIDs(f, path+".securityContext", sc.RunAsUser, sc.RunAsGroup)
 	}
 	if c.RestartPolicy != nil && *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
 		f.add(path+".restartPolicy", "the lab knows Always, which makes an init container a sidecar", "write Always or remove it")
@@ -181,6 +293,9 @@ func checkService(f *faults, s *corev1.ServiceSpec) {
 		if p.Port < 1 || p.Port > 65535 {
 			f.add(path+".port", fmt.Sprintf("%d is not a port", p.Port), "1 to 65535")
 		}
+		if p.Protocol != corev1.ProtocolTCP && p.Protocol != corev1.ProtocolUDP && p.Protocol != corev1.ProtocolSCTP {
+			f.add(path+".protocol", fmt.Sprintf("%q is no protocol", p.Protocol), "TCP, UDP or SCTP")
+		}
 		if p.Name == "" && len(s.Ports) > 1 {
 			f.add(path+".name", "a Service of several ports names them", "give each port a name")
 		}
@@ -206,6 +321,35 @@ func checkService(f *faults, s *corev1.ServiceSpec) {
 				path = fmt.Sprintf("spec.clusterIPs[%d]", i-1)
 			}
 			f.add(path, fmt.Sprintf("%q is not an address", ip), "remove it: the lab chooses one")
+		}
+	}
+}
+
+// checkSlice checks a slice written by hand: an address that is none would be
+// counted as an endpoint that nobody can reach.
+func checkSlice(f *faults, s *discoveryv1.EndpointSlice) {
+	if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
+		f.add("addressType", fmt.Sprintf("%q cannot be used", s.AddressType), "IPv4 or IPv6")
+		return
+	}
+	for i, e := range s.Endpoints {
+		path := fmt.Sprintf("endpoints[%d].addresses", i)
+		if len(e.Addresses) == 0 {
+			f.add(path, "an endpoint needs an address", "give one, or remove the endpoint")
+		}
+		for _, a := range e.Addresses {
+			ip, err := netip.ParseAddr(a)
+			switch {
+			case err != nil || ip.Is4() != (s.AddressType == discoveryv1.AddressTypeIPv4):
+				f.add(path, fmt.Sprintf("%.80q is no %s address", a, s.AddressType), "correct it; each family has slices of its own")
+			case ip.IsUnspecified() || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast():
+				f.add(path, a+" is no endpoint's address", "an endpoint is reached by others: no loopback, link-local, multicast or unspecified address")
+			}
+		}
+	}
+	for i, p := range s.Ports {
+		if p.Port != nil && (*p.Port < 1 || *p.Port > 65535) {
+			f.add(fmt.Sprintf("ports[%d].port", i), fmt.Sprintf("%d is not a port", *p.Port), "1 to 65535")
 		}
 	}
 }
