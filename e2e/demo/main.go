@@ -22,9 +22,6 @@ import (
 var shop embed.FS
 
 const (
-	shopping    = 20 * time.Second // of load
-	killAfter   = 6 * time.Second
-	scaleAfter  = 12 * time.Second
 	readyLimit  = 60 * time.Second
 	endLimit    = 30 * time.Second
 	wholeLimit  = 150 * time.Second // of the demo itself; the build comes before
@@ -50,7 +47,8 @@ func main() {
 		if *verbose {
 			l.Log = os.Stderr
 		}
-		d := &demo{lab: l, plaintext: *plaintext}
+		d := newDemo(l)
+		d.plaintext = *plaintext
 		err = d.run(ctx)
 		if *keep {
 			fmt.Printf(lookAround, l.Bin, l.Name, filepath.Join(l.Dir, "manifests"))
@@ -76,8 +74,16 @@ Then:
 type demo struct {
 	lab       *driver.Lab
 	plaintext bool
-	item      string // the word that must not be seen
-	report    report
+	shopping  time.Duration // of load
+	// killAfter and scaleAfter count from the load's beginning.
+	killAfter, scaleAfter time.Duration
+	item                  string // the word that must not be seen
+	report                report
+}
+
+// newDemo is the demo as `make demo` shows it.
+func newDemo(l *driver.Lab) *demo {
+	return &demo{lab: l, shopping: 20 * time.Second, killAfter: 6 * time.Second, scaleAfter: 12 * time.Second}
 }
 
 // say tells the watcher where we are.
@@ -131,5 +137,5 @@ func (d *demo) write(name, replicas string) error {
 	if err != nil {
 		return err
 	}
-	return d.lab.Write(name, string(b), "REPLICAS", replicas, "ITEM", d.item, "FOR", shopping.String())
+	return d.lab.Write(name, string(b), "REPLICAS", replicas, "ITEM", d.item, "FOR", d.shopping.String())
 }

@@ -41,13 +41,13 @@ func (d *demo) shop(ctx context.Context) error {
 	go func() { watch.run(watchCtx); close(watched) }()
 	defer func() { endWatch(); <-watched }()
 
-	say("shopping for %v through the mesh", shopping)
+	say("shopping for %v through the mesh", d.shopping)
 	if err := d.write("shopper.yaml", ""); err != nil {
 		return errors.Join(err, stop())
 	}
 	begun := time.Now()
 	err = d.disturb(ctx, begun)
-	bought, perr := d.purchases(ctx, "shop", shopping+endLimit)
+	bought, perr := d.purchases(ctx, "shop", d.shopping+endLimit)
 	if err = errors.Join(err, perr); err != nil {
 		return errors.Join(err, stop())
 	}
@@ -61,7 +61,7 @@ func (d *demo) shop(ctx context.Context) error {
 
 // disturb kills a stock replica, with everything in it, and scales orders.
 func (d *demo) disturb(ctx context.Context, begun time.Time) error {
-	if err := sleepUntil(ctx, begun.Add(killAfter)); err != nil {
+	if err := sleepUntil(ctx, begun.Add(d.killAfter)); err != nil {
 		return err
 	}
 	pods, err := d.lab.Pods("shop", "stock-")
@@ -78,7 +78,7 @@ func (d *demo) disturb(ctx context.Context, begun time.Time) error {
 			break
 		}
 	}
-	if err := sleepUntil(ctx, begun.Add(scaleAfter)); err != nil {
+	if err := sleepUntil(ctx, begun.Add(d.scaleAfter)); err != nil {
 		return err
 	}
 	say("scale orders from 2 to 4")
