@@ -74,8 +74,16 @@ func (l *Lab) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer lock.Close()
+	ctx, lost := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { keepLock(ctx, lock, l.paths, lost) })
 	defer func() {
-		err = errors.Join(err, wipe(l.cfg.RunDir, l.cfg.Name))
+		lost(nil)
+		watch.Wait()
+		if cause := context.Cause(ctx); errors.Is(cause, errTakenAway) {
+			err = errors.Join(cause, err)
+		}
+		err = errors.Join(err, l.leave(lock))
 	}()
 	if err := writeOwner(l.paths); err != nil {
 		return err

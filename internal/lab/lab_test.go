@@ -368,3 +368,28 @@ func (w *world) nothingIsLeft() {
 		w.t.Error("the network is left")
 	}
 }
+
+// TestFolderTakenAway holds that a lab whose state dir is removed under it ends
+// by itself and takes the rest away: nobody could find it to end it.
+func TestFolderTakenAway(t *testing.T) {
+	w := startWorld(t, "lab-t-gone", shop(t, 1))
+	w.until("a pod is ready", readyPods(1))
+	_ = os.RemoveAll(StateDir(w.run, w.name)) // what is mounted stays
+	ended := make(chan error, 1)
+	go func() { ended <- w.owner.Wait() }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(w.ownerOut.String(), errTakenAway.Error()) {
+			t.Errorf("the owner ended with %v", err)
+		}
+	case <-time.After(downWait):
+		t.Fatal("the owner lives on")
+	}
+	if _, err := os.Stat(StateDir(w.run, w.name)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(b), w.run) {
+		t.Errorf("mounts are left: %v", err)
+	}
+}

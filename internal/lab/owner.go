@@ -27,10 +27,16 @@ const (
 	// letGo is how long a killed process may take to be gone; so long the
 	// refusal of a name takes.
 	letGo = 500 * time.Millisecond
+	// stillOurs is how often a lab looks whether its name is still its own.
+	stillOurs = time.Second
 )
 
 // ErrAlive says that a lab of that name runs already.
 var ErrAlive = errors.New("a lab of that name is up")
+
+// errTakenAway ends a lab whose folder was removed under it: nobody could find
+// or end it any more.
+var errTakenAway = errors.New("the lab's state dir was taken away")
 
 // ErrNotUp says that there is no lab of that name.
 var ErrNotUp = errors.New("no lab of that name is up")
@@ -141,6 +147,40 @@ func Prepare(runDir, name string) (cleared bool, err error) {
 	}
 	defer lock.Close()
 	return true, wipe(runDir, name)
+}
+
+// keepLock watches until ctx ends that the lock is still the one at its path,
+// and calls lost if not.
+func keepLock(ctx context.Context, lock *os.File, p paths, lost context.CancelCauseFunc) {
+	tick := time.NewTicker(stillOurs)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !sameFile(lock, p.lock()) {
+			lost(errTakenAway)
+			return
+		}
+	}
+}
+
+// leave takes the lab away. If the name is no longer locked by this process, it
+// may be another lab's by now, which is left alone.
+func (l *Lab) leave(lock *os.File) error {
+	if !sameFile(lock, l.paths.lock()) {
+		again, err := claim(l.paths)
+		if errors.Is(err, ErrAlive) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer again.Close()
+	}
+	return wipe(l.cfg.RunDir, l.cfg.Name)
 }
 
 // alive says whether a lab of that name is up.
