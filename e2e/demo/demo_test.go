@@ -36,6 +36,10 @@ func build(ctx context.Context, t *testing.T) string {
 // The demo can fail: one replica outside the mesh, and it says that not all
 // packets were inside mesh TLS, and that the word was seen.
 func TestPlaintextFailsTheDemo(t *testing.T) {
+	if testing.Short() {
+		t.Log("left out with -short: a whole demo takes half a minute")
+		return
+	}
 	meshtest.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), wholeLimit)
 	defer cancel()
