@@ -11,7 +11,7 @@ import (
 	pb "github.com/heddle-mesh/heddle/api/wire"
 )
 
-// MaxMessage bounds one message in bytes, both ways: a Service of 100,000
+// MaxMessage bounds one message to a peer in bytes: a Service of 100,000
 // endpoints fits, a broken or hostile peer cannot make us hold more.
 const MaxMessage = 16 << 20
 

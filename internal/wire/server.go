@@ -24,6 +24,8 @@ const (
 	keepaliveAfter   = 30 * time.Second // silence before we ask; the heartbeats make it rare
 	keepaliveWait    = 10 * time.Second // for the answer, then the connection is dead
 	keepaliveFloor   = 10 * time.Second // a client that pings more often is cut off
+	connectionIdle   = 15 * time.Second // without a call: a peer calls as soon as it is connected
+	maxRequest       = 2 << 20          // bytes of a peer's message, also before it has proven anything: a Hello that holds 10,000 names has 1 MiB
 	connectionAge    = time.Hour        // ±10 % by gRPC; a backstop, streams say goodbye before
 	connectionGrace  = time.Minute      // for calls that are open then
 	streamsPerPeer   = 8                // one Stream and a few Issues
@@ -80,12 +82,12 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	g := grpc.NewServer(
 		grpc.Creds(serverCreds{credentials.NewTLS(s.cfg.Identity.OptionalServerConfig("h2"))}),
 		grpc.ForceServerCodecV2(codec{}),
-		grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage),
+		grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxConcurrentStreams(streamsPerPeer), grpc.MaxHeaderListSize(headerBytes),
 		grpc.ReadBufferSize(bufferBytes), grpc.WriteBufferSize(bufferBytes),
 		grpc.ConnectionTimeout(handshakeTimeout), grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveAfter, Timeout: keepaliveWait,
-			MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace}),
+			MaxConnectionIdle: connectionIdle, MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveFloor, PermitWithoutStream: true}),
 	)
 	pb.RegisterIdentityServer(g, identityService{h: s.cfg.Handler})

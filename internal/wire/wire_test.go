@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -258,6 +259,52 @@ func TestMessageBound(t *testing.T) {
 	if _, err := wire.Encode(&pb.ControlMessage{Message: &pb.ControlMessage_Update{Update: &pb.Update{Name: "\xff"}}}); err == nil {
 		t.Error("a string that is not UTF-8 was encoded")
 	}
+}
+
+// What somebody without a certificate can hold: no connection without a call,
+// and no large message.
+func TestAnonymousBounds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca, l := pki.New(t, "demo.test"), pipes.Listen()
+		defer serve(t, l, ca.Store(t, planeID), handler{issue: func(wire.Caller, *pb.IssueRequest) (*pb.IssueResponse, error) {
+			return &pb.IssueResponse{}, nil
+		}})()
+		ended := make(chan struct{})
+		cfg := anonymous(ca.Store(t, webID))
+		cfg.Address = "plane:15010"
+		cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := l.Dial(ctx, addr)
+			return &watched{Conn: c, ended: ended}, err
+		}
+		conn, err := wire.Dial(*cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Issue(t.Context(), &pb.IssueRequest{Csr: make([]byte, 3<<20)}); err == nil {
+			t.Error("3 MiB were taken from somebody unknown")
+		}
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Error("a connection without a call stays")
+		}
+	})
+}
+
+// watched tells when the other side has closed.
+type watched struct {
+	net.Conn
+	once  sync.Once
+	ended chan struct{}
+}
+
+func (w *watched) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	if err != nil {
+		w.once.Do(func() { close(w.ended) })
+	}
+	return n, err
 }
 
 // Over a real socket, with a name resolved by DNS, and nothing left behind.
