@@ -120,7 +120,7 @@ type seen struct {
 	Err, Reason, Body, Remote string
 	Status, Count, Failed     int
 	Bytes, Millis             int64
-	Answers                   []string
+	Answers, Failures         []string
 }
 
 // probe runs a client in a pod of the namespace mesh.
@@ -191,4 +191,19 @@ next:
 		n += v
 	}
 	return n
+}
+
+// tellLog writes the lines of a sidecar's log that hold the word into the test's.
+func tellLog(t *testing.T, pod, word string) {
+	t.Helper()
+	ctx, l := mesh(t)
+	text, err := l.Logs(ctx, "mesh", pod, "heddle-sidecar")
+	if err != nil {
+		t.Log(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, word) {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
 }

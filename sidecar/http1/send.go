@@ -16,8 +16,9 @@ import (
 const maxStale = 3
 
 // maxUnreached bounds how many endpoints are tried after the first one's
-// sidecar said that its application took nothing.
-const maxUnreached = 2
+// sidecar said that its application took nothing: a Service scaled from four
+// to one has three of those for the moment until the news has spread.
+const maxUnreached = 5
 
 // ReasonField is the field of an answer that says why a sidecar refused or
 // failed a request; lower case.

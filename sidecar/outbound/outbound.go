@@ -33,8 +33,14 @@ const (
 	// connectBudget is for all endpoints of one connection or request: what is
 	// below the usual client's own patience of 10 to 30 s.
 	connectBudget = 9 * time.Second
-	// maxTries bounds the endpoints tried in it.
-	maxTries = 4
+	// maxTries bounds the endpoints tried in it: the first, and as many as
+	// http1's maxUnreached.
+	maxTries = 6
+	// newsWait is how long a request or connection that no endpoint took waits
+	// for others to appear: twice what an endpoint's change may take to the last
+	// of a thousand sidecars. newsLook is how often it looks.
+	newsWait = 300 * time.Millisecond
+	newsLook = 5 * time.Millisecond
 	// externalTimeout is for destinations outside the mesh: what the kernel takes
 	// by itself (tcp_syn_retries of 6), as if we were not there.
 	externalTimeout = 127 * time.Second
@@ -136,6 +142,7 @@ type session struct {
 	// of the present request
 	tried   [maxTries]*balance.Endpoint
 	nTried  int
+	waited  bool // for news
 	target  *target
 	nowhere *flow.Peer // counts requests that found no endpoint
 }

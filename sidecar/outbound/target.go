@@ -91,10 +91,10 @@ func (t *target) dial(ctx context.Context, alpn string) (net.Conn, error) {
 // Nothing was sent yet, so trying the next one is always safe. The endpoint
 // counts one more in flight.
 func (s *session) dialAny(ctx context.Context) (net.Conn, *balance.Endpoint, error) {
-	s.nTried = 0
+	s.nTried, s.waited = 0, false
 	deadline := time.Now().Add(connectBudget)
 	for {
-		ep, err := s.pick()
+		ep, err := s.pick(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -113,16 +113,52 @@ func (s *session) dialAny(ctx context.Context) (net.Conn, *balance.Endpoint, err
 }
 
 // pick chooses among the endpoints of the newest version that were not tried.
-func (s *session) pick() (*balance.Endpoint, error) {
+func (s *session) pick(ctx context.Context) (*balance.Endpoint, error) {
 	s.load()
 	if s.port == nil {
 		return nil, faultNoSuchPort
 	}
 	ep, reason := s.port.Pick(s.tried[:s.nTried])
+	if ep == nil && reason == telemetry.ReasonConnectFailed && s.awaitNews(ctx) {
+		ep, reason = s.port.Pick(s.tried[:s.nTried])
+	}
 	if ep == nil {
 		return nil, faultOf(reason)
 	}
 	return ep, nil
+}
+
+// awaitNews waits, once for a request or connection, for endpoints that were
+// not tried; false: there is no news. A Service whose last known endpoint has
+// just gone often has a successor already, of which we are about to hear, and
+// nothing was sent to anybody yet.
+func (s *session) awaitNews(ctx context.Context) bool {
+	if s.waited || s.dest.Kind != balance.Service {
+		return false
+	}
+	s.waited = true
+	end := time.NewTimer(newsWait)
+	defer end.Stop()
+	look := time.NewTicker(newsLook)
+	defer look.Stop()
+	for was := s.dest; ; {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-end.C:
+			return false
+		case <-look.C:
+		}
+		if s.load() == was {
+			continue
+		}
+		if was = s.dest; s.port == nil {
+			return false
+		}
+		if ep, _ := s.port.Pick(s.tried[:s.nTried]); ep != nil {
+			return true
+		}
+	}
 }
 
 // failed notes that an endpoint could not be connected to; the error is for
@@ -134,7 +170,7 @@ func (s *session) failed(ctx context.Context, ep *balance.Endpoint, err error, d
 	s.tried[s.nTried] = ep
 	s.nTried++
 	if s.nTried < maxTries && ctx.Err() == nil && time.Now().Before(deadline) {
-		if next, _ := s.port.Pick(s.tried[:s.nTried]); next != nil {
+		if next, _ := s.port.Pick(s.tried[:s.nTried]); next != nil || s.awaitNews(ctx) {
 			return nil
 		}
 	}
@@ -149,12 +185,12 @@ func (s *session) failed(ctx context.Context, ep *balance.Endpoint, err error, d
 // Open gives a connection for a request (http1.Backend).
 func (s *session) Open(ctx context.Context, _ *http1.Head, attempt int) (*http1.Conn, error) {
 	if attempt == 0 {
-		s.nTried, s.target = 0, nil
+		s.nTried, s.target, s.waited = 0, nil, false
 	}
 	fresh := attempt > 0
 	var deadline time.Time
 	for {
-		ep, err := s.pick()
+		ep, err := s.pick(ctx)
 		if err != nil {
 			return nil, err
 		}

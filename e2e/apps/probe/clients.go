@@ -29,6 +29,8 @@ var clients = map[string]func(context.Context, []string) seen{
 const (
 	oneTime = 10 * time.Second // for one exchange
 	maxBody = 4 << 10          // of a body that is shown
+	// maxFailures bounds those that are told one by one.
+	maxFailures = 16
 )
 
 func failed(err error) seen { return seen{Err: err.Error()} }
@@ -39,6 +41,7 @@ func get(ctx context.Context, args []string) seen {
 	fs := flag.NewFlagSet("get", flag.ContinueOnError)
 	n := fs.Int("n", 1, "requests")
 	at := fs.Int("c", 1, "at once")
+	rate := fs.Int("rate", 0, "requests a second; 0: as fast as answers come")
 	fresh := fs.Bool("fresh", false, "a new connection for each")
 	head := fs.Int("head-bytes", 0, "size of an extra header field")
 	host := fs.String("host", "", "Host, if not the URL's")
@@ -50,10 +53,14 @@ func get(ctx context.Context, args []string) seen {
 	if *head > 0 {
 		g.filler = strings.Repeat("x", *head)
 	}
+	begun := time.Now()
 	var all sync.WaitGroup
 	for i := range *at {
 		all.Go(func() {
 			for k := i; k < *n; k += *at {
+				if *rate > 0 {
+					time.Sleep(time.Until(begun.Add(time.Second * time.Duration(k) / time.Duration(*rate)))) // the schedule
+				}
 				g.one(ctx)
 			}
 		})
@@ -99,6 +106,10 @@ func (g *getter) one(ctx context.Context) {
 	}
 	if err != nil || resp.StatusCode/100 != 2 {
 		g.s.Failed++
+		if len(g.s.Failures) < maxFailures {
+			what := fmt.Sprintf("%s %v %d %s", time.Now().Format("05.000"), err, g.s.Status, g.s.Reason)
+			g.s.Failures = append(g.s.Failures, what)
+		}
 		return
 	}
 	g.s.Count++

@@ -26,6 +26,8 @@ type seen struct {
 	Millis  int64    `json:"millis"`
 	Remote  string   `json:"remote,omitempty"`
 	Answers []string `json:"answers,omitempty"`
+	// Failures are the first ones: when, the error, status and reason.
+	Failures []string `json:"failures,omitempty"`
 }
 
 // budget bounds every client, whatever it does.

@@ -23,6 +23,7 @@ func serve(ctx context.Context, args []string) error {
 	banner := fs.String("banner", "", "TCP that speaks first")
 	half := fs.String("half-close", "", "TCP that answers with the number of bytes once the client has closed its side")
 	first := fs.String("close-first", "", "TCP that closes after one line")
+	grace := fs.Duration("grace", 0, "on SIGTERM HTTP goes on this long at most, until its requests have ended")
 	udp := fs.String("udp", "", "UDP that sends back what it gets")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -37,7 +38,7 @@ func serve(ctx context.Context, args []string) error {
 			all.Go(func() { ended <- f(ctx, address) })
 		}
 	}
-	run(*httpAt, serveHTTP)
+	run(*httpAt, func(ctx context.Context, a string) error { return serveHTTP(ctx, a, *grace) })
 	for address, talk := range map[string]func(net.Conn){*echo: talkEcho, *banner: talkBanner, *half: talkHalf, *first: talkFirst} {
 		run(address, func(ctx context.Context, a string) error { return serveTCP(ctx, a, talk) })
 	}
@@ -50,7 +51,7 @@ func serve(ctx context.Context, args []string) error {
 	}
 }
 
-func serveHTTP(ctx context.Context, address string) error {
+func serveHTTP(ctx context.Context, address string, grace time.Duration) error {
 	host, _ := os.Hostname()
 	mux := http.NewServeMux()
 	mux.HandleFunc("/who", func(w http.ResponseWriter, r *http.Request) {
@@ -85,11 +86,20 @@ func serveHTTP(ctx context.Context, address string) error {
 		w.WriteHeader(n)
 	})
 	s := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 1 << 20}
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		last, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		if grace == 0 || s.Shutdown(last) != nil {
+			s.Close()
+		}
+	})
 	if err := s.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		stop()
 		return err
 	}
+	<-ended
 	return nil
 }
 
