@@ -136,14 +136,14 @@ func TestExpiredCertificateIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlane(t).start()
 		defer p.stop()
-		s := p.store("web", "uid-1", pki.Dates(-time.Hour, time.Minute))
+		s := p.store("web", "uid-1", pki.Dates(-time.Hour, 5*time.Second))
 		conn := p.conn(s)
 		defer conn.Close()
 		if _, err := conn.Issue(t.Context(), renewal(t)); err != nil {
 			t.Fatal(err)
 		}
 		// The connection outlives the certificate, the identity does not.
-		time.Sleep(2 * time.Minute)
+		time.Sleep(10 * time.Second)
 		var refusal *wire.Error
 		if _, err := conn.Issue(t.Context(), renewal(t)); !errors.As(err, &refusal) || refusal.Code != wire.Unauthenticated || !strings.Contains(err.Error(), "expired") {
 			t.Errorf("renewed by an expired certificate: %v", err)
