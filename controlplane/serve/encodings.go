@@ -17,15 +17,30 @@ import (
 type encodings struct {
 	made       prometheus.Counter
 	mu         sync.Mutex
-	young, old map[step]*encoding
+	young, old map[stepKey]*encoding
 	bytes      int // of young
 }
 
-// step is one way from what a peer holds to what it shall hold. Resources are
-// compared by pointer: the same content is the same *Resource.
+// step is one way from what a peer holds to what it shall hold.
 type step struct {
 	from, to *state.Resource // from nil: whole
 	revision uint64          // told to the peer
+}
+
+// stepKey is a step by its versions, which are hashes of content. It must not
+// hold the resources themselves: a step of a hundred bytes between two forms of
+// a large Service would keep both of them in memory.
+type stepKey struct {
+	name, from, to string
+	revision       uint64
+}
+
+func (s step) key() stepKey {
+	k := stepKey{name: s.to.Name, to: string(s.to.Version), revision: s.revision}
+	if s.from != nil {
+		k.from = string(s.from.Version)
+	}
+	return k
 }
 
 type encoding struct {
@@ -37,12 +52,12 @@ type encoding struct {
 }
 
 func newEncodings(made prometheus.Counter) *encodings {
-	return &encodings{made: made, young: map[step]*encoding{}}
+	return &encodings{made: made, young: map[stepKey]*encoding{}}
 }
 
 // get gives the bytes of a step, made by the first who asks.
 func (c *encodings) get(s step) *encoding {
-	e := c.find(s)
+	e := c.find(s.key())
 	e.once.Do(func() {
 		e.make(s)
 		c.made.Inc()
@@ -54,7 +69,7 @@ func (c *encodings) get(s step) *encoding {
 	return e
 }
 
-func (c *encodings) find(s step) *encoding {
+func (c *encodings) find(s stepKey) *encoding {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.young[s]; e != nil {
@@ -77,7 +92,7 @@ func (c *encodings) grow(n int) {
 	defer c.mu.Unlock()
 	c.bytes += n
 	if c.bytes > cacheBytes || len(c.young) > cacheEntries {
-		c.old, c.young, c.bytes = c.young, map[step]*encoding{}, 0
+		c.old, c.young, c.bytes = c.young, map[stepKey]*encoding{}, 0
 	}
 }
 
