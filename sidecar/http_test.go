@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/heddle-mesh/heddle/api/wire"
 )
@@ -135,6 +136,23 @@ func TestOtherEndpoint(t *testing.T) {
 				wantReset(t, c.refused())
 			} else if status, _, h := get(t, c); status != 503 || h.Get("X-Heddle-Reason") != "connect_failed" {
 				t.Errorf("only a dead one: got %d %v", status, h)
+			}
+		})
+	}
+}
+
+// The last known endpoint is gone, and the news of its successor comes while a
+// request looks for one: the request is served.
+func TestSuccessor(t *testing.T) {
+	for _, p := range []wire.Protocol{http1, opaque} {
+		t.Run(p.String(), func(t *testing.T) {
+			m := newMesh(t)
+			good := m.serve(serverConfig{pod: "10.0.0.2:80"}, serveHTTP(echo))
+			noApp := m.serve(serverConfig{pod: "10.0.0.3:80"}, nil)
+			c := m.client(nil, p, noApp.endpoint())
+			time.AfterFunc(30*time.Millisecond, func() { c.entry.set(p, good.endpoint()) })
+			if status, body, h := get(t, c); status != 200 {
+				t.Errorf("got %d %q %v", status, body, h)
 			}
 		})
 	}
