@@ -53,6 +53,7 @@ func TestForms(t *testing.T) {
 					t.Errorf("called at %s without identity: %q", address, s.Body)
 				}
 				must(t, "client", "echo", address+":7000")
+				must(t, "client", "connect", address+":7000") // one letter, on a port that no Service declares
 			}
 			if s := must(t, name, "get", "http://servers/who"); !strings.Contains(s.Body, "spiffe://cluster.local/ns/mesh/sa/default") {
 				t.Errorf("calls without identity: %q", s.Body)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"github.com/heddle-mesh/heddle/internal/policy"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
@@ -59,7 +60,7 @@ func (s *session) undecided(ctx context.Context, said []byte) {
 		s.probed(ctx, up, said)
 		return
 	}
-	t := &tunnel.Tunnel{Down: s.conn, Up: up, FromDown: said}
+	t := &tunnel.Tunnel{Down: s.conn, Up: up, FromDown: said, Patience: patience}
 	s.f.Watch(&running{s: s, t: t, judged: s.judged})
 	ended := s.peer.Connected()
 	said, other, err := t.RunUndecided(look)
@@ -74,6 +75,15 @@ func (s *session) undecided(ctx context.Context, said []byte) {
 	default:
 		s.serveHTTP(ctx, said)
 	}
+}
+
+// patience: the rest of a ClientHello may be lost on its way and sent again,
+// and must not be passed on in pieces; anything else is judged soon.
+func patience(said []byte) time.Duration {
+	if judge(said) == detect.NeedMore {
+		return helloTimeout
+	}
+	return lineTimeout
 }
 
 // look takes our TLS and HTTP/1 out of an undecided tunnel.
@@ -163,7 +173,7 @@ func (s *session) Open(ctx context.Context, req *http1.Head, attempt int) (*http
 			path = string(req.Target())
 		}
 		if d := s.decide(path); !d.Allow {
-			s.judged = nil // ask again, should the policy change back
+			s.judged, s.refusedBy = nil, d.Source // ask again, should the policy change back
 			if d.Reason == policy.PlaintextRefused {
 				return nil, faultPlain
 			}
@@ -190,7 +200,8 @@ func (s *session) Record(x *http1.Exchange) {
 	if x.Reason != telemetry.ReasonOK {
 		s.p.c.Metrics.Refused(flow.Inbound, x.Reason)
 		s.p.c.Log.Info("request failed", "direction", flow.Inbound, "peer", s.who.ID.String(), "client", s.who.Addr.String(),
-			"destination", s.dst.String(), "status", x.Status, "reason", string(x.Reason))
+			"destination", s.dst.String(), "status", x.Status, "reason", string(x.Reason), "policy", s.refusedBy)
+		s.refusedBy = ""
 	}
 }
 

@@ -35,6 +35,9 @@ const (
 	// helloTimeout is for a ClientHello where nothing else is acceptable, and for
 	// the handshake after it.
 	helloTimeout = 10 * time.Second
+	// lineTimeout is for the rest of a first line that may be HTTP, after which it
+	// is passed on as bytes.
+	lineTimeout = 100 * time.Millisecond
 	// firstWait is how long an unknown client may be silent before the
 	// application is dialled to see whether it speaks first: almost every client
 	// that does speak first has done so by then.
@@ -101,6 +104,8 @@ type session struct {
 	conn net.Conn // f.Conn, or the TLS connection on it
 	dst  netip.AddrPort
 	who  policy.Caller
+
+	refusedBy string // the policy that refuses the present request, for the log
 
 	judged *policy.Compiled // the policy that last let the caller in
 	probe  bool             // let in as a probe of the node only

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,12 +16,20 @@ import (
 type Tunnel struct {
 	Down, Up         net.Conn // towards who dialled, and who was dialled
 	FromDown, FromUp []byte   // already read from each, to be passed on first
+	// Patience, for RunUndecided, is how long a Down that has said something, but
+	// too little to judge it by, may take to say more; nil: usualPatience.
+	Patience func(said []byte) time.Duration
 
 	sent, received atomic.Int64
 	state          atomic.Int32
 	failed         sync.Once
 	err            error
 }
+
+// usualPatience is for the rest of a first line, which comes in one packet or
+// the next. A server of single letters must not be kept waiting longer, and
+// what is passed on as bytes too early still arrives.
+const usualPatience = 100 * time.Millisecond
 
 // Who has spoken first, in a tunnel that began undecided.
 const (
@@ -60,7 +69,12 @@ func (t *Tunnel) RunUndecided(look func(b []byte) (decide, other bool)) (said []
 	})
 	b := takeBuffer(mediumBuffer)
 	n := copy(b, t.FromDown)
+	waiting := false
 	for t.state.Load() == undecided && n < len(b) {
+		if n > 0 && !waiting {
+			waiting = true
+			t.Down.SetReadDeadline(time.Now().Add(t.patience(b[:n])))
+		}
 		m, err := t.Down.Read(b[n:])
 		n += m
 		if err != nil {
@@ -68,6 +82,7 @@ func (t *Tunnel) RunUndecided(look func(b []byte) (decide, other bool)) (said []
 		}
 		decide, take := look(b[:n])
 		if take && t.state.CompareAndSwap(undecided, withdrawn) {
+			t.Down.SetReadDeadline(time.Time{})
 			t.Up.Close()
 			up.Wait()
 			said = append([]byte(nil), b[:n]...)
@@ -79,11 +94,19 @@ func (t *Tunnel) RunUndecided(look func(b []byte) (decide, other bool)) (said []
 		}
 	}
 	t.state.CompareAndSwap(undecided, decided)
+	t.Down.SetReadDeadline(time.Time{})
 	t.half(&direction{dst: t.Up, src: t.Down, count: &t.received}, b[:n])
 	giveBuffer(b)
 	up.Wait()
 	t.close()
 	return nil, false, t.err
+}
+
+func (t *Tunnel) patience(said []byte) time.Duration {
+	if t.Patience == nil {
+		return usualPatience
+	}
+	return t.Patience(said)
 }
 
 func (t *Tunnel) close() {

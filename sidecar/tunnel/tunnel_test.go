@@ -227,6 +227,24 @@ func TestUndecided(t *testing.T) {
 			t.Errorf("the client's connection is not left open: %v", err)
 		}
 	})
+	t.Run("client says a letter and waits", func(t *testing.T) {
+		for _, first := range []string{"", "H"} {
+			left, right, _ := start(t, first)
+			if first == "" {
+				io.WriteString(left, "H")
+			}
+			right.SetReadDeadline(time.Now().Add(5 * time.Second))
+			var b [2]byte
+			if n, err := right.Read(b[:]); string(b[:n]) != "H" {
+				t.Errorf("the server got %q, %v", b[:n], err)
+			}
+			io.WriteString(right, "h")
+			left.SetReadDeadline(time.Now().Add(5 * time.Second))
+			if n, err := left.Read(b[:]); string(b[:n]) != "h" {
+				t.Errorf("the client got %q, %v", b[:n], err)
+			}
+		}
+	})
 	t.Run("client says something else", func(t *testing.T) {
 		left, right, said := start(t, "x")
 		io.WriteString(left, "yzzy")
