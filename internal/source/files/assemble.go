@@ -46,6 +46,7 @@ func assemble(prev *source.Snapshot, all []*version) *source.Snapshot {
 		}
 	}
 	tidy(s)
+	failClosed(s)
 	if prev != nil {
 		s.Namespaces, s.Nodes = keep(prev.Namespaces, s.Namespaces), keep(prev.Nodes, s.Nodes)
 		s.Pods, s.Services = keep(prev.Pods, s.Pods), keep(prev.Services, s.Services)
@@ -81,6 +82,14 @@ func place(s *source.Snapshot, o manifest.Object) {
 		s.AccessPolicies[key] = v
 	case *v1alpha1.TrafficPolicy:
 		s.TrafficPolicies[key] = v
+	}
+}
+
+// failClosed gives a mesh whose settings were never understood the strict
+// mode: somebody may have asked for it in the document that cannot be read.
+func failClosed(s *source.Snapshot) {
+	if s.Mesh == nil && slices.ContainsFunc(s.Problems, func(p source.Problem) bool { return p.Ref.Kind == "MeshConfig" }) {
+		s.Mesh = &v1alpha1.MeshConfig{Spec: v1alpha1.MeshConfigSpec{MTLS: v1alpha1.MTLSStrict}}
 	}
 }
 

@@ -341,6 +341,25 @@ func TestBad(t *testing.T) {
 	}
 }
 
+// A MeshConfig that was never understood makes the mesh strict; none at all
+// does not.
+func TestMeshConfigNeverUnderstood(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "ns.yaml"), ns("shop"))
+	d := start(t, dir)
+	if s := d.Snapshot(); s.Mesh != nil {
+		t.Errorf("without a MeshConfig there is %+v", s.Mesh)
+	}
+	put(t, filepath.Join(dir, "mesh.yaml"), mesh("strickt"))
+	d.until("strict mode", func(s *source.Snapshot) bool { return s.Mesh != nil && s.Mesh.Spec.MTLS == "strict" })
+	put(t, filepath.Join(dir, "mesh.yaml"), mesh("permissive"))
+	d.until("permissive mode", func(s *source.Snapshot) bool { return s.Mesh.Spec.MTLS == "permissive" })
+	if err := os.Remove(filepath.Join(dir, "mesh.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	d.until("no MeshConfig", func(s *source.Snapshot) bool { return s.Mesh == nil })
+}
+
 func TestDuplicates(t *testing.T) {
 	dir := t.TempDir()
 	pod := "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop, uid: %s}\n"
