@@ -333,10 +333,10 @@ func TestBad(t *testing.T) {
 	}
 
 	// After a restart: bad objects do not exist, bad policies that say what
-	// they are deny.
+	// they are deny, and the mesh whose MeshConfig is bad is strict.
 	put(t, filepath.Join(dir, "p.yaml"), policy("p", "web", "alow"))
 	s, err := Read(dir)
-	if err != nil || s.Mesh != nil || len(s.BrokenPolicies) != 1 || has("nn")(s) || !has("n2")(s) {
+	if err != nil || s.Mesh == nil || s.Mesh.Spec.MTLS != "strict" || len(s.BrokenPolicies) != 1 || has("nn")(s) || !has("n2")(s) {
 		t.Errorf("after a restart: %s (%v)", show(s), err)
 	}
 }
