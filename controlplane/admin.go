@@ -53,7 +53,8 @@ func (p *plane) admin(ctx context.Context, l net.Listener) error {
 	})
 	mux.HandleFunc("GET /debug/problems", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(*p.problems.Load())
+		// An empty list, not null.
+		_ = json.NewEncoder(w).Encode(append([]source.Problem{}, *p.problems.Load()...))
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: adminHeader, ReadTimeout: adminHeader, WriteTimeout: adminAnswer,
 		MaxHeaderBytes: adminBytes, ErrorLog: slog.NewLogLogger(p.log.Handler(), slog.LevelDebug)}

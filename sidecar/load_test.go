@@ -49,6 +49,7 @@ func TestGiBInFlatMemory(t *testing.T) {
 		}
 	}()
 	conn := c.dial()
+	conn.SetDeadline(time.Now().Add(5 * time.Minute)) // of a slow machine under the race detector
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 	res, err := http.ReadResponse(bufio.NewReaderSize(conn, 256<<10), nil)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/redirect"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -74,7 +75,8 @@ const maxBypass = 1024
 // given) all, as far as they may be told.
 func bypassPorts(p *source.Pod, served []uint32) []uint32 {
 	var out []uint32
-	for _, r := range p.SkipInbound {
+	admin := redirect.PortRange{First: redirect.AdminPort, Last: redirect.AdminPort} // always left alone, for scrapers
+	for _, r := range append([]redirect.PortRange{admin}, p.SkipInbound...) {
 		if len(served) > 0 {
 			for _, n := range served {
 				if n >= uint32(r.First) && n <= uint32(r.Last) {

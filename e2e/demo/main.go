@@ -50,8 +50,11 @@ func main() {
 		d := newDemo(l)
 		d.plaintext = *plaintext
 		err = d.run(ctx)
+		if errors.Is(err, context.Canceled) {
+			err = errors.New("interrupted: nothing was shown")
+		}
 		if *keep {
-			fmt.Printf(lookAround, l.Bin, l.Name, filepath.Join(l.Dir, "manifests"))
+			fmt.Printf(lookAround, l.Bin, l.Name, filepath.Join(l.Dir, "manifests"), l.Dir)
 			return err
 		}
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
@@ -64,10 +67,10 @@ const lookAround = `
 The lab stays. Look around:
   %[1]s/heddle lab status --name %[2]s
   %[1]s/heddle lab logs --name %[2]s -n shop shopper -c heddle-sidecar
-  %[1]s/heddle lab exec --name %[2]s -n shop WEB-POD -- /bin/sh
+  %[1]s/heddle lab exec --name %[2]s -n shop web -- /bin/sh
   edit the manifests in %[3]s and watch the status
 Then:
-  %[1]s/heddle lab down --name %[2]s
+  %[1]s/heddle lab down --name %[2]s && rm -r %[4]s
 `
 
 // demo is one run.

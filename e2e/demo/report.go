@@ -16,11 +16,12 @@ import (
 
 // purchase is a line of the shopper's log.
 type purchase struct {
-	Micros  int64  `json:"micros"`
-	Status  int    `json:"status"`
-	Reason  string `json:"reason"`
-	Err     string `json:"err"`
-	Replica string `json:"replica"`
+	Start   time.Time `json:"start"`
+	Micros  int64     `json:"micros"`
+	Status  int       `json:"status"`
+	Reason  string    `json:"reason"`
+	Err     string    `json:"err"`
+	Replica string    `json:"replica"`
 }
 
 // capture is one node's.
@@ -96,8 +97,22 @@ func failures(ps []purchase) (n int, first string) {
 	return n, first
 }
 
+// warmUp is left out of latencies, though not of failures: first connections,
+// first look-ups, and programs that have just started.
+const warmUp = 2 * time.Second
+
+func steady(ps []purchase) (out []purchase) {
+	for _, p := range ps {
+		if p.Start.Sub(ps[0].Start) >= warmUp {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
 // percentile gives the latency that a share of purchases did not exceed.
 func percentile(ps []purchase, share float64) time.Duration {
+	ps = steady(ps)
 	if len(ps) == 0 {
 		return 0
 	}
@@ -143,14 +158,16 @@ func (r *report) print(w io.Writer) {
 		label = ""
 	}
 	label = "changes"
+	ready := map[string]int{}
 	for _, c := range r.changes {
-		if len(c.took) == 0 {
-			continue
+		was := ready[c.service]
+		if ready[c.service] = c.ready; len(c.took) == 0 || c.ready == was {
+			continue // nobody uses it, or a pod that is not ready yet joined
 		}
 		line(label, "%-7s %d ready: in force in %d sidecars after %v to %v", c.service, c.ready, len(c.took), ms(slices.Min(c.took)), ms(slices.Max(c.took)))
 		label = ""
 	}
-	line("latency", "p50 %v, p99 %v; without a mesh %v, %v", ms(percentile(r.through, .5)), ms(percentile(r.through, .99)), ms(percentile(r.without, .5)), ms(percentile(r.without, .99)))
+	line("latency", "p50 %v, p99 %v; without a mesh %v, %v (after %v of warm-up)", ms(percentile(r.through, .5)), ms(percentile(r.through, .99)), ms(percentile(r.without, .5)), ms(percentile(r.without, .99)), warmUp)
 	line("added", "%v at p50, %v at p99, for six sidecars", ms(percentile(r.through, .5)-percentile(r.without, .5)), ms(percentile(r.through, .99)-percentile(r.without, .99)))
 	fmt.Fprintln(w)
 }

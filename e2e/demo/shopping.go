@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +23,7 @@ import (
 
 // baseline measures the same shop without a mesh.
 func (d *demo) baseline(ctx context.Context) error {
-	say("shopping for 5 s without a mesh, to compare")
+	say("shopping for 5s without a mesh, to compare")
 	b, err := d.purchases(ctx, "baseline", endLimit)
 	if err != nil {
 		return err
@@ -131,10 +134,15 @@ func (d *demo) capture(ctx context.Context) (stop func() error, err error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	nodes := net.Config().Nodes
+	dir := filepath.Join(d.lab.Bin, "captures")
+	if err := clearCaptures(dir); err != nil {
+		cancel()
+		return nil, err
+	}
 	errs := make([]error, len(nodes))
 	var running, started sync.WaitGroup
 	for i, n := range nodes {
-		file := filepath.Join(d.lab.Dir, n.Name+".pcap")
+		file := filepath.Join(dir, d.lab.Name+"-"+n.Name+".pcap")
 		d.report.captures = append(d.report.captures, capture{file: file, node: n.Name, here: n.PodCIDRs})
 		started.Add(1)
 		once := sync.OnceFunc(started.Done)
@@ -151,6 +159,28 @@ func (d *demo) capture(ctx context.Context) (stop func() error, err error) {
 		running.Wait()
 		return errors.Join(errs...)
 	}), nil
+}
+
+// clearCaptures makes room for a run's captures, which stay for whoever wants
+// to look: those of runs that have ended go.
+func clearCaptures(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "demo-*.pcap"))
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		pid := strings.Split(filepath.Base(f), "-")[1]
+		if _, err := os.Stat("/proc/" + pid); err == nil {
+			continue
+		}
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // observe reads the captures.

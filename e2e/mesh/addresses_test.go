@@ -92,6 +92,8 @@ func TestUntouched(t *testing.T) {
 	must(t, "client", "udp", server+":7004")
 	must(t, "client", "ping", server)
 	must(t, "client", "ping", ip(t, "mesh", "server-b", true))
+	// Neither in the way of a scraper that is in the mesh itself.
+	must(t, "client", "get", "http://"+server+":16020/metrics")
 	if s := must(t, "client", "lookup", "headless"); len(s.Answers) < 2 {
 		t.Errorf("headless Service resolves to %v", s.Answers)
 	}

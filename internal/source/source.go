@@ -81,9 +81,9 @@ func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
 // Ref names any object.
 type Ref struct {
-	Kind      string
-	Namespace string // empty: cluster-scoped
-	Name      string
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"` // empty: cluster-scoped
+	Name      string `json:"name"`
 }
 
 func (r Ref) String() string {
@@ -95,12 +95,12 @@ func (r Ref) String() string {
 
 // Problem is one document or field that is not as it must be.
 type Problem struct {
-	File  string // files door only
-	Line  int    // of the document or, where known, the field; 0: unknown
-	Ref   Ref
-	Field string // JSON path, such as spec.ports[0].port
-	Err   string // what is wrong
-	Fix   string // what to do about it
+	File  string `json:"file,omitempty"` // files door only
+	Line  int    `json:"line,omitempty"` // of the document or, where known, the field; 0: unknown
+	Ref   Ref    `json:"object"`
+	Field string `json:"field,omitempty"` // JSON path, such as spec.ports[0].port
+	Err   string `json:"error"`           // what is wrong
+	Fix   string `json:"fix,omitempty"`   // what to do about it
 }
 
 func (p Problem) String() string {
