@@ -52,6 +52,11 @@ func DefaultPod(p *corev1.Pod) {
 	if s.TerminationGracePeriodSeconds == nil {
 		s.TerminationGracePeriodSeconds = new(int64(corev1.DefaultTerminationGracePeriodSeconds))
 	}
+	for i := range s.Volumes {
+		if s.Volumes[i].VolumeSource == (corev1.VolumeSource{}) {
+			s.Volumes[i].EmptyDir = &corev1.EmptyDirVolumeSource{}
+		}
+	}
 	for i := range s.InitContainers {
 		defaultContainer(&s.InitContainers[i])
 	}

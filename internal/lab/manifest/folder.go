@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -42,7 +43,7 @@ type Folder struct {
 	paths []string
 	log   *slog.Logger
 	out   chan *Set
-	// last is what each file held when it was last read without a problem.
+	// last is what each file held when it was last read without losing anything.
 	last map[string][]Document
 	seen string // fingerprint of the last set sent
 	sent bool
@@ -129,7 +130,7 @@ func (f *Folder) send(s *Set) {
 	f.out <- s
 }
 
-// Read reads everything once. A file with a problem keeps those objects of its
+// Read reads everything once. A file with a document that cannot be used keeps those objects of its
 // last good reading that it does not give now: an edit that breaks a file
 // deletes nothing. Not for use while Run runs.
 func (f *Folder) Read() *Set {
@@ -140,12 +141,10 @@ func (f *Folder) Read() *Set {
 	for _, file := range files {
 		present[file] = true
 		docs, problems := readFile(file)
-		if len(problems) == 0 {
-			f.last[file] = docs
-		} else {
+		if lost(docs, problems) {
 			docs = keep(docs, f.last[file])
-			f.last[file] = docs
 		}
+		f.last[file] = docs
 		s.Problems = append(s.Problems, problems...)
 		for _, d := range docs {
 			if other, twice := taken[d.Ref]; twice {
@@ -163,6 +162,15 @@ func (f *Folder) Read() *Set {
 		}
 	}
 	return s
+}
+
+// lost says whether a problem stands for an object that is not among docs.
+func lost(docs []Document, problems []source.Problem) bool {
+	have := map[source.Ref]bool{}
+	for _, d := range docs {
+		have[d.Ref] = true
+	}
+	return slices.ContainsFunc(problems, func(p source.Problem) bool { return !have[p.Ref] })
 }
 
 // keep adds to now what before has and now has not.

@@ -64,6 +64,11 @@ func TestBadDocuments(t *testing.T) {
 		{"slice of loopback", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nendpoints: [{addresses: [127.0.0.1]}]\n", 9, "EndpointSlice default/x", "endpoints[0].addresses", "no endpoint's address"},
 		{"slice's port", "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: x}\naddressType: IPv4\nports: [{port: -1}]\n", 9, "EndpointSlice default/x", "ports[0].port", "not a port"},
 		{"no shape of an object", "metadata: nothing\n", 5, " ", "metadata", "a string cannot be read as an object"},
+		{"a config map's files", pod("x", "  volumes:\n  - name: v\n    configMap: {name: c}\n"), 15, "Pod default/x", "spec.volumes[0].configMap", "has no ConfigMaps"},
+		{"a secret's files among others", pod("x", "  volumes:\n  - name: v\n    projected: {sources: [{secret: {name: c}}]}\n"), 15, "Pod default/x", "spec.volumes[0].projected.sources[0].secret", "has no ConfigMaps"},
+		{"a claim", pod("x", "  volumes: [{name: v, persistentVolumeClaim: {claimName: c}}]\n"), 13, "Pod default/x", "spec.volumes[0]", "sort of volume"},
+		{"a secret's value", pod("x", "    env: [{name: A, valueFrom: {secretKeyRef: {name: c, key: k}}}]\n"), 13, "Pod default/x", "spec.containers[0].env[0].valueFrom.secretKeyRef", "has no ConfigMaps"},
+		{"a config map's values", pod("x", "    envFrom: [{configMapRef: {name: c}}]\n"), 13, "Pod default/x", "spec.containers[0].envFrom[0].configMapRef", "has no ConfigMaps"},
 		{"a job that never ends", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\nspec: {template: {spec: {containers: [{name: c, command: [/c]}]}}}\n", 8, "Job default/x", "spec.template.spec.restartPolicy", "must end"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,9 +87,67 @@ func TestBadDocuments(t *testing.T) {
 	}
 }
 
+// TestBadButUsed holds documents with a problem that go on all the same: a bad
+// policy denies, and only the control plane can do that.
+func TestBadButUsed(t *testing.T) {
+	own := func(kind, rest string) string {
+		return "apiVersion: heddle.dev/v1alpha1\nkind: " + kind + "\nmetadata:\n  name: x\n" + rest
+	}
+	for _, c := range []struct {
+		name, doc string
+		line      int // in a file where doc begins at line 5
+		ref       string
+		field     string
+		err       string
+	}{
+		{"policy, field", own("AccessPolicy", "spec:\n  selector: {app: x}\n  rules:\n  - action: allow\n    form: []\n"), 13, "AccessPolicy default/x", "spec.rules[0].form", "no such field"},
+		{"policy, value", own("AccessPolicy", "spec:\n  rules:\n  - action: allow\n    from:\n    - cidrs: [10.0.0.0/99]\n"), 13, "AccessPolicy default/x", "spec.rules[0].from[0].cidrs[0]", "is no prefix"},
+		{"policy of a namespace", own("AccessPolicy", "  namespace: shop\nspec:\n  rules: all\n"), 11, "AccessPolicy shop/x", "spec.rules", "a string does not belong"},
+		{"mesh config", own("MeshConfig", "spec:\n  mtsl: strict\n"), 10, "MeshConfig x", "spec.mtsl", "no such field"},
+		{"traffic policy", own("TrafficPolicy", "spec:\n  retires: {}\n"), 10, "TrafficPolicy default/x", "spec.retires", "no such field"},
+		{"no kind of ours", own("AcessPolicy", "spec: {}\n"), 6, "AcessPolicy default/x", "kind", "none of Heddle's"},
+		{"of a version to come", "apiVersion: heddle.dev/v9\nkind: AccessPolicy\nmetadata: {name: x}\n", 6, "AccessPolicy default/x", "kind", "none of Heddle's"},
+		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: heddle.dev/v1alpha1\n  kind: AccessPolicy\n  metadata: {name: x}\n  spec:\n    bad: 1\n", 12, "AccessPolicy default/x", "spec.bad", "no such field"},
+		{"node port", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  type: NodePort\n  ports: [{port: 1}]\n", 9, "Service default/x", "spec.type", "forwards nothing for a NodePort"},
+		{"load balancer", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {type: LoadBalancer, ports: [{port: 1}]}\n", 8, "Service default/x", "spec.type", "forwards nothing for a LoadBalancer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			docs, problems := Parse("f.yaml", []byte(good+"---\n"+c.doc+"---\n"+pod("last", "")))
+			if len(docs) != 3 || docs[1].Ref.String() != c.ref || docs[2].Ref.Name != "last" {
+				t.Errorf("it did not go on: %v", docs)
+			}
+			if len(problems) == 0 {
+				t.Fatal("no problem found")
+			}
+			p := problems[0]
+			if p.Ref.String() != c.ref || p.Field != c.field || !strings.Contains(p.Err, c.err) || p.File != "f.yaml" || p.Fix == "" || p.Line != c.line {
+				t.Errorf("got line %d of %s, ref %q, field %q: %s", p.Line, p.File, p.Ref, p.Field, p)
+			}
+			if lost(docs, problems) {
+				t.Error("counts as lost")
+			}
+			if s, ok := docs[1].Object.(*corev1.Service); ok && s.Spec.Type != corev1.ServiceTypeClusterIP {
+				t.Errorf("its type is %s", s.Spec.Type)
+			}
+		})
+	}
+}
+
+// TestOptionalData holds that what may be missing is no problem.
+func TestOptionalData(t *testing.T) {
+	doc := pod("x", "    envFrom: [{configMapRef: {name: c, optional: true}}]\n  volumes: [{name: a, configMap: {name: c, optional: true}}, {name: b}]\n")
+	docs, problems := Parse("f.yaml", []byte(doc))
+	if len(problems) > 0 || len(docs) != 1 {
+		t.Fatal(problems)
+	}
+	if docs[0].Object.(*corev1.Pod).Spec.Volumes[1].EmptyDir == nil {
+		t.Error("a volume of nothing is not an emptyDir")
+	}
+}
+
 func TestGoodDocuments(t *testing.T) {
 	docs, problems := Parse("f.yaml", []byte("# nothing\n---\n\n---\n"+pod("a", "")+"--- # comment\napiVersion: v1\nkind: List\nitems:\n- "+
-		strings.ReplaceAll(strings.TrimSpace(good), "\n", "\n  ")+"\n---\napiVersion: heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p}\nspec: {anything: [1]}\n"))
+		strings.ReplaceAll(strings.TrimSpace(good), "\n", "\n  ")+"\n---\napiVersion: heddle.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p}\nspec: {rules: [{action: allow}]}\n"))
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -99,7 +162,7 @@ func TestGoodDocuments(t *testing.T) {
 	if p.Spec.ServiceAccountName != "default" || *p.Spec.TerminationGracePeriodSeconds != 30 || p.Spec.RestartPolicy != "Always" {
 		t.Errorf("defaults are missing: %+v", p.Spec)
 	}
-	if string(docs[2].JSON) != `{"apiVersion":"heddle.dev/v1alpha1","kind":"AccessPolicy","metadata":{"name":"p","namespace":"default"},"spec":{"anything":[1]}}` {
+	if string(docs[2].JSON) != `{"apiVersion":"heddle.dev/v1alpha1","kind":"AccessPolicy","metadata":{"name":"p","namespace":"default"},"spec":{"rules":[{"action":"allow"}]}}` {
 		t.Errorf("passed on as %s", docs[2].JSON)
 	}
 }
@@ -144,6 +207,7 @@ func TestABrokenFileDeletesNothing(t *testing.T) {
 		{pod("a", "") + "---\napiVersion: v1\nkind: Po", "a b", 1}, // half written
 		{pod("a", "") + "---\n" + pod("b", "  hostNetwerk: true\n"), "a b", 1},
 		{pod("a", ""), "a", 0},
+		{pod("b", "") + "---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {type: NodePort, ports: [{port: 1}]}\n", "b s", 1}, // all of it can be used
 		{"", "", 0},
 	} {
 		write(t, file, step.text)
@@ -235,6 +299,7 @@ func TestWatch(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good + "---\n" + pod("a", "")))
 	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [null]}]\n"))
+	f.Add([]byte("\n--- {apiVersion: heddle.dev/v1alpha1, kind: AccessPolicy,\n metadata: {name: a}, spec: {rules: 1}}\n"))
 	f.Add([]byte("---\n--- x\n---\t\n\xff: [\n"))
 	f.Add([]byte("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: -1, selector: {matchExpressions: [{key: a, operator: In}]}}\n"))
 	f.Add([]byte("apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIPs: [x], ports: [{port: 1, targetPort: -5}]}\n"))

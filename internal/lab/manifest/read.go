@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,7 +26,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/internal/source"
+	sourcemanifest "github.com/heddle-mesh/heddle/internal/source/manifest"
 )
 
 // maxFile bounds one file; a manifest of more is a mistake in the path.
@@ -84,7 +87,8 @@ func clusterScoped(kind string) bool {
 }
 
 // Parse reads the documents of one file. file is only used to say where
-// something stands.
+// something stands. A problem whose Ref is also a document's does not keep that
+// object from being used.
 func Parse(file string, data []byte) ([]Document, []source.Problem) {
 	var docs []Document
 	var problems []source.Problem
@@ -132,6 +136,7 @@ type parser struct {
 	text     []byte
 	docs     []Document
 	problems []source.Problem
+	own      []source.Ref // Heddle's kinds among docs
 }
 
 func (p *parser) document() {
@@ -144,6 +149,25 @@ func (p *parser) document() {
 		return // only comments or nothing
 	}
 	p.object(js)
+	if len(p.own) > 0 {
+		p.judgeOwn()
+	}
+}
+
+// judgeOwn says what the control plane will say of Heddle's kinds, but of the
+// person's own file and line. The documents are passed on all the same: a bad
+// AccessPolicy must deny what it selects, which only the control plane can do.
+func (p *parser) judgeOwn() {
+	for _, bad := range sourcemanifest.Read(p.file, p.text).Problems {
+		i := slices.IndexFunc(p.own, func(r source.Ref) bool {
+			return r.Kind == bad.Ref.Kind && r.Name == bad.Ref.Name && (r.Namespace == bad.Ref.Namespace || bad.Ref.Namespace == "")
+		})
+		if i < 0 {
+			continue // of a kind that we judge ourselves
+		}
+		bad.Ref, bad.Line = p.own[i], p.line+max(bad.Line, 1)-1
+		p.problems = append(p.problems, bad)
+	}
 }
 
 func (p *parser) object(js []byte) {
@@ -180,7 +204,9 @@ func (p *parser) object(js []byte) {
 		p.fail(ref, "kind", "the lab does not know "+h.Kind+" of "+h.APIVersion,
 			"it knows Namespace, ServiceAccount, Service, Pod, Deployment, Job, EndpointSlice, MutatingWebhookConfiguration and Heddle's kinds")
 	case obj == nil:
-		p.passOn(ref, js)
+		if p.passOn(ref, js) && strings.HasPrefix(h.APIVersion, v1alpha1.Group+"/") {
+			p.own = append(p.own, ref)
+		}
 	default:
 		p.typed(ref, obj, js)
 	}
@@ -196,21 +222,21 @@ func (p *parser) noObject(err error) {
 	p.fail(source.Ref{}, field, "not a Kubernetes object: "+msg, "give apiVersion, kind and metadata")
 }
 
-// passOn takes a document whose meaning is the control plane's matter: it also
-// reports what is wrong inside.
-func (p *parser) passOn(ref source.Ref, js []byte) {
+// passOn takes a document whose meaning is the control plane's matter, and says
+// whether it did.
+func (p *parser) passOn(ref source.Ref, js []byte) bool {
 	f := checkName(ref)
 	if f == nil {
 		f = checkKind(ref.Kind)
 	}
 	if f != nil {
 		p.fail(ref, f.path, f.err, f.fix)
-		return
+		return false
 	}
 	var m map[string]any
 	if err := json.Unmarshal(js, &m); err != nil {
 		p.fail(ref, "", err.Error(), "")
-		return
+		return false
 	}
 	if md, ok := m["metadata"].(map[string]any); ok && ref.Namespace != "" {
 		md["namespace"] = ref.Namespace
@@ -218,9 +244,10 @@ func (p *parser) passOn(ref source.Ref, js []byte) {
 	out, err := json.Marshal(m)
 	if err != nil {
 		p.fail(ref, "", err.Error(), "")
-		return
+		return false
 	}
 	p.docs = append(p.docs, Document{File: p.file, Line: p.line, Ref: ref, JSON: out, Hash: Hash(out)})
+	return true
 }
 
 func (p *parser) typed(ref source.Ref, obj metav1.Object, js []byte) {
@@ -237,6 +264,9 @@ func (p *parser) typed(ref source.Ref, obj metav1.Object, js []byte) {
 			p.fail(ref, f.path, f.err, f.fix)
 		}
 		return
+	}
+	for _, f := range forgo(obj) {
+		p.fail(ref, f.path, f.err, f.fix)
 	}
 	canonical, err := json.Marshal(obj)
 	if err != nil {

@@ -54,6 +54,18 @@ func validate(ref source.Ref, obj metav1.Object) faults {
 	return f
 }
 
+// forgo takes out of a good object what the lab cannot do, and says so; the
+// object stays.
+func forgo(obj metav1.Object) faults {
+	var f faults
+	if s, ok := obj.(*corev1.Service); ok && (s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer) {
+		f.add("spec.type", fmt.Sprintf("the lab forwards nothing for a %s: it is kept as a ClusterIP Service", s.Spec.Type),
+			"write type: ClusterIP, and reach it from a pod of the lab")
+		s.Spec.Type = corev1.ServiceTypeClusterIP
+	}
+	return f
+}
+
 // checkName holds names to their limits: label form where a DNS name is made of
 // them (RFC 1123, 63 bytes), else subdomain form (253).
 func checkName(ref source.Ref) *fault {
@@ -171,6 +183,7 @@ func checkVolumes(f *faults, path string, s *corev1.PodSpec) {
 			f.add(p, fmt.Sprintf("%q stands twice", name), "name volumes differently")
 		}
 		there[name] = true
+		checkVolumeSource(f, fmt.Sprintf("%s.volumes[%d]", path, i), &s.Volumes[i])
 	}
 	mounts := func(list string, cs []corev1.Container) {
 		for i := range cs {
@@ -187,6 +200,64 @@ func checkVolumes(f *faults, path string, s *corev1.PodSpec) {
 	}
 	mounts("initContainers", s.InitContainers)
 	mounts("containers", s.Containers)
+}
+
+const noData = "the lab has no ConfigMaps and Secrets, so the pod would wait for ever"
+
+// checkVolumeSource finds volumes that could never be made.
+func checkVolumeSource(f *faults, path string, v *corev1.Volume) {
+	fix := "write optional: true, or give the files by a hostPath volume"
+	switch {
+	case v.ConfigMap != nil:
+		needed(f, fault{path + ".configMap", noData, fix}, v.ConfigMap.Optional)
+	case v.Secret != nil:
+		needed(f, fault{path + ".secret", noData, fix}, v.Secret.Optional)
+	case v.Projected != nil:
+		for i, s := range v.Projected.Sources {
+			p := fmt.Sprintf("%s.projected.sources[%d]", path, i)
+			if s.ConfigMap != nil {
+				needed(f, fault{p + ".configMap", noData, fix}, s.ConfigMap.Optional)
+			}
+			if s.Secret != nil {
+				needed(f, fault{p + ".secret", noData, fix}, s.Secret.Optional)
+			}
+		}
+	case v.HostPath == nil && v.EmptyDir == nil && v.DownwardAPI == nil:
+		f.add(path, "the lab does not have this sort of volume", "it has emptyDir, hostPath, downwardAPI and projected")
+	}
+}
+
+// checkEnv finds variables whose value could never be known.
+func checkEnv(f *faults, path string, c *corev1.Container) {
+	fix := "write optional: true, or give the value itself"
+	for i, e := range c.EnvFrom {
+		p := fmt.Sprintf("%s.envFrom[%d]", path, i)
+		if e.ConfigMapRef != nil {
+			needed(f, fault{p + ".configMapRef", noData, fix}, e.ConfigMapRef.Optional)
+		}
+		if e.SecretRef != nil {
+			needed(f, fault{p + ".secretRef", noData, fix}, e.SecretRef.Optional)
+		}
+	}
+	for i, e := range c.Env {
+		p := fmt.Sprintf("%s.env[%d].valueFrom", path, i)
+		if e.ValueFrom == nil {
+			continue
+		}
+		if r := e.ValueFrom.ConfigMapKeyRef; r != nil {
+			needed(f, fault{p + ".configMapKeyRef", noData, fix}, r.Optional)
+		}
+		if r := e.ValueFrom.SecretKeyRef; r != nil {
+			needed(f, fault{p + ".secretKeyRef", noData, fix}, r.Optional)
+		}
+	}
+}
+
+// needed adds a fault about something that is not there, unless that is allowed.
+func needed(f *faults, bad fault, optional *bool) {
+	if optional == nil || !*optional {
+		*f = append(*f, bad)
+	}
 }
 
 func checkIDs(f *faults, path string, user, group *int64) {
@@ -249,6 +320,7 @@ func checkContainer(f *faults, path string, c *corev1.Container) {
 			f.add(fmt.Sprintf("%s.ports[%d].containerPort", path, i), fmt.Sprintf("%d is not a port", p.ContainerPort), "1 to 65535")
 		}
 	}
+	checkEnv(f, path, c)
 	checkProbe(f, path+".startupProbe", c.StartupProbe)
 	checkProbe(f, path+".readinessProbe", c.ReadinessProbe)
 	checkProbe(f, path+".livenessProbe", c.LivenessProbe)
