@@ -166,11 +166,16 @@ func (b *brain) step(parts context.Context, wake *time.Timer) {
 
 // ask sends one pod through its webhooks.
 func (b *brain) ask(ctx context.Context, a cluster.Admission) {
-	pod, err := admit.Pod(ctx, admit.Config{Dial: b.dial, Endpoint: a.Endpoint}, a.Hooks, a.Pod)
+	pod, warnings, err := admit.Pod(ctx, admit.Config{Dial: b.dial, Endpoint: a.Endpoint}, a.Hooks, a.Pod)
 	if err != nil {
 		b.lab.log.Warn("admission", "pod", a.Pod.Namespace+"/"+a.Pod.Name, "err", err)
 	}
-	b.lab.inbox.put(func(c *cluster.Cluster) { c.Admitted(a.Pod.UID, pod, err) })
+	for _, w := range warnings {
+		b.lab.log.Warn("admission", "pod", a.Pod.Namespace+"/"+a.Pod.Name, "warning", w)
+	}
+	b.lab.inbox.put(func(c *cluster.Cluster) {
+		c.Admitted(a.Pod.UID, cluster.Answer{Pod: pod, Warnings: warnings, Err: err})
+	})
 }
 
 // publish writes status.json and finds out whether the lab is ready.

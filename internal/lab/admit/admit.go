@@ -111,24 +111,26 @@ func has[T ~string](list []T, v T) bool {
 	return slices.Contains(list, v) || slices.Contains(list, "*")
 }
 
-// Pod sends a pod through hooks and returns what they made of it; the pod given
-// is not changed. A hook of failurePolicy Ignore that cannot be asked is
+// Pod sends a pod through hooks and returns what they made of it and the
+// warnings that came with it; the pod given is not changed. A hook of failurePolicy Ignore that cannot be asked is
 // skipped; its answer "no" counts all the same.
-func Pod(ctx context.Context, cfg Config, hooks []Hook, pod *corev1.Pod) (*corev1.Pod, error) {
+func Pod(ctx context.Context, cfg Config, hooks []Hook, pod *corev1.Pod) (*corev1.Pod, []string, error) {
+	var warnings []string
 	for _, h := range hooks {
-		next, err := call(ctx, cfg, h, pod)
+		next, warned, err := call(ctx, cfg, h, pod)
+		warnings = append(warnings, warned...)
 		switch {
 		case err == nil:
 			pod = next
 		case h.FailurePolicy != nil && *h.FailurePolicy == admissionregv1.Ignore && !errors.Is(err, ErrRefused):
 		default:
-			return nil, fmt.Errorf("webhook %s of %s: %w", h.Name, h.Configuration, err)
+			return nil, nil, fmt.Errorf("webhook %s of %s: %w", h.Name, h.Configuration, err)
 		}
 	}
-	return pod, nil
+	return pod, warnings, nil
 }
 
-func call(ctx context.Context, cfg Config, h Hook, pod *corev1.Pod) (*corev1.Pod, error) {
+func call(ctx context.Context, cfg Config, h Hook, pod *corev1.Pod) (*corev1.Pod, []string, error) {
 	timeout := defaultTimeout
 	if h.TimeoutSeconds != nil {
 		timeout = min(max(time.Duration(*h.TimeoutSeconds)*time.Second, time.Second), maxTimeout)
@@ -137,26 +139,27 @@ func call(ctx context.Context, cfg Config, h Hook, pod *corev1.Pod) (*corev1.Pod
 	defer cancel()
 	object, err := json.Marshal(pod)
 	if err != nil {
-		return nil, fmt.Errorf("encode the pod: %w", err)
+		return nil, nil, fmt.Errorf("encode the pod: %w", err)
 	}
 	answer, err := post(ctx, cfg, h, review(pod, object))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !answer.Allowed {
 		msg := "no reason given"
 		if answer.Result != nil && answer.Result.Message != "" {
 			msg = answer.Result.Message
 		}
-		return nil, fmt.Errorf("%w: %s", ErrRefused, msg)
+		return nil, nil, fmt.Errorf("%w: %s", ErrRefused, msg)
 	}
 	if len(answer.Patch) == 0 {
-		return pod, nil
+		return pod, answer.Warnings, nil
 	}
 	if answer.PatchType == nil || *answer.PatchType != admissionv1.PatchTypeJSONPatch {
-		return nil, errors.New("its answer has a patch but not patchType JSONPatch")
+		return nil, nil, errors.New("its answer has a patch but not patchType JSONPatch")
 	}
-	return patched(pod, object, answer.Patch)
+	out, err := patched(pod, object, answer.Patch)
+	return out, answer.Warnings, err
 }
 
 // patched applies a patch and holds that the pod is still the same object.

@@ -70,8 +70,15 @@ func TestPod(t *testing.T) {
 			}
 		}
 	}
+	warn := func(a func(r *admissionv1.AdmissionReview)) func(r *admissionv1.AdmissionReview) {
+		return func(r *admissionv1.AdmissionReview) {
+			a(r)
+			r.Response.Warnings = []string{"not in the mesh"}
+		}
+	}
 	for _, c := range []struct {
 		name   string
+		warns  string
 		answer func(r *admissionv1.AdmissionReview)
 		ignore bool
 		want   string // of the label "new"
@@ -80,6 +87,8 @@ func TestPod(t *testing.T) {
 	}{
 		{name: "unchanged", answer: allow("")},
 		{name: "patched", answer: allow(`[{"op":"add","path":"/metadata/labels/new","value":"x"}]`), want: "x"},
+		{name: "unchanged, with a warning", answer: warn(allow("")), warns: "not in the mesh"},
+		{name: "patched, with a warning", answer: warn(allow(`[{"op":"add","path":"/metadata/labels/new","value":"x"}]`)), want: "x", warns: "not in the mesh"},
 		{name: "a patch that does not fit", answer: allow(`[{"op":"replace","path":"/metadata/none","value":"x"}]`), err: "apply its patch"},
 		{name: "a patch that makes no pod", answer: allow(`[{"op":"add","path":"/spec/containerz","value":[]}]`), err: "makes no pod"},
 		{name: "a patch that renames", answer: allow(`[{"op":"replace","path":"/metadata/name","value":"x"}]`), err: "changes the pod's name"},
@@ -107,7 +116,7 @@ func TestPod(t *testing.T) {
 			if c.ignore {
 				hook.FailurePolicy = new(admissionregv1.Ignore)
 			}
-			got, err := Pod(t.Context(), cfg, []Hook{hook}, testPod())
+			got, warnings, err := Pod(t.Context(), cfg, []Hook{hook}, testPod())
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || c.is != nil && !errors.Is(err, c.is) {
 					t.Fatalf("error %v, want %q", err, c.err)
@@ -119,6 +128,9 @@ func TestPod(t *testing.T) {
 			}
 			if got.Labels["new"] != c.want {
 				t.Errorf("label %q, want %q", got.Labels["new"], c.want)
+			}
+			if w := strings.Join(warnings, ", "); w != c.warns {
+				t.Errorf("warnings %q, want %q", w, c.warns)
 			}
 		})
 	}
@@ -182,7 +194,7 @@ func TestWhoCannotBeAsked(t *testing.T) {
 			if c.change != nil {
 				c.change(&hook)
 			}
-			_, err := Pod(t.Context(), cfg, []Hook{hook}, testPod())
+			_, _, err := Pod(t.Context(), cfg, []Hook{hook}, testPod())
 			if err == nil || !strings.Contains(err.Error(), c.err) || c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("error %v, want %q", err, c.err)
 			}

@@ -74,6 +74,13 @@ type Admission struct {
 	Endpoint func(namespace, name string, port int32) (netip.AddrPort, bool)
 }
 
+// Answer is what webhooks said of a pod.
+type Answer struct {
+	Pod      *corev1.Pod // as they left it
+	Warnings []string    // for who wrote the pod
+	Err      error       // why the pod may not be; nil: it may
+}
+
 // stage of a pod's life.
 type stage int
 
@@ -95,6 +102,7 @@ type pod struct {
 	attempts  int
 	notBefore time.Time
 	waiting   string // why it does not run yet
+	warnings  []string
 }
 
 func (p *pod) key() source.Key { return source.Key{Namespace: p.obj.Namespace, Name: p.obj.Name} }

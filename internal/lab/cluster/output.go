@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	stdslices "slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -58,7 +59,7 @@ type PodStatus struct {
 	IPs         []string   `json:"ips,omitempty"`
 	Meshed      bool       `json:"meshed"`
 	Terminating bool       `json:"terminating,omitempty"`
-	Message     string     `json:"message,omitempty"` // why it does not run
+	Message     string     `json:"message,omitempty"` // why it does not run, or not in the mesh as its author wished
 }
 
 // ServiceStatus is one Service and how many endpoints it has, over all slices
@@ -227,6 +228,9 @@ func podStatus(p *pod) PodStatus {
 	}
 	if s.Message == "" {
 		s.Message = p.obj.Status.Message
+	}
+	if len(p.warnings) > 0 {
+		s.Message = strings.TrimPrefix(s.Message+"; webhook: "+strings.Join(p.warnings, "; "), "; ")
 	}
 	return s
 }

@@ -237,9 +237,9 @@ func notReady(h admit.Hook, lookup endpointLookup) string {
 	return fmt.Sprintf("waiting for webhook %s: Service %s/%s has no ready endpoint", h.Name, s.Namespace, s.Name)
 }
 
-// Admitted takes what webhooks said of a pod: the pod as they left it, or why
-// not.
-func (c *Cluster) Admitted(uid types.UID, obj *corev1.Pod, err error) {
+// Admitted takes what webhooks said of a pod.
+func (c *Cluster) Admitted(uid types.UID, a Answer) {
+	obj, err := a.Pod, a.Err
 	p := c.pods[uid]
 	if p == nil || p.stage != asking {
 		return // it was deleted meanwhile
@@ -258,7 +258,7 @@ func (c *Cluster) Admitted(uid types.UID, obj *corev1.Pod, err error) {
 		return
 	}
 	obj.Status = corev1.PodStatus{Phase: corev1.PodPending}
-	p.obj, p.stage, p.waiting = obj, admitted, ""
+	p.obj, p.stage, p.waiting, p.warnings = obj, admitted, "", a.Warnings
 }
 
 // place gives a pod a node and addresses and hands it to the kubelet.

@@ -31,6 +31,7 @@ var update = flag.Bool("update", false, "write what the scenarios give into thei
 //	> unready POD    a pod's probe fails
 //	> fail POD       a pod ends in failure
 //	> admit          webhooks say yes and mark the pod; with a word: no
+//	> warn WORDS     webhooks say yes, with a warning, and do not mark the pod
 //	> tick DURATION  time passes
 //	> drain          the lab ends
 //	> show KIND NAME prints an object
@@ -120,6 +121,11 @@ func (s *scenario) do(command, body string) {
 		s.disturb(f[0], f[1])
 	case "admit":
 		s.admit(f[1:])
+	case "warn":
+		for _, a := range s.asked {
+			s.c.Admitted(a.Pod.UID, Answer{Pod: a.Pod, Warnings: []string{strings.Join(f[1:], " ")}})
+		}
+		s.asked = nil
 	case "tick":
 		d, err := time.ParseDuration(f[1])
 		if err != nil {
@@ -177,14 +183,14 @@ func (s *scenario) admit(words []string) {
 	s.asked = nil
 	for _, a := range asked {
 		if len(words) > 0 {
-			s.c.Admitted(a.Pod.UID, nil, fmt.Errorf("%w: %s", admit.ErrRefused, strings.Join(words, " ")))
+			s.c.Admitted(a.Pod.UID, Answer{Err: fmt.Errorf("%w: %s", admit.ErrRefused, strings.Join(words, " "))})
 			continue
 		}
 		if a.Pod.Annotations == nil {
 			a.Pod.Annotations = map[string]string{}
 		}
 		a.Pod.Annotations[v1alpha1.StatusKey] = "{}"
-		s.c.Admitted(a.Pod.UID, a.Pod, nil)
+		s.c.Admitted(a.Pod.UID, Answer{Pod: a.Pod})
 	}
 }
 
