@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -31,11 +32,39 @@ func newLab() *cobra.Command {
 		Long: `A lab runs ordinary Kubernetes manifests on one Linux machine, as root, without
 images: a container's command is a program of this machine, and the name of its
 image is ignored. It has nodes, pods, Services and DNS, and no route out.`,
+		Args: noSuchCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.HasSubCommands() {
+				return nil // it only prints help
+			}
+			return needRoot(os.Geteuid())
+		},
 	}
 	cmd.PersistentFlags().StringVar(&f.name, "name", "dev", "of the lab; several stand side by side")
 	cmd.PersistentFlags().StringVar(&f.runDir, "run-dir", fabric.DefaultRunDir, "where labs keep their state")
 	cmd.AddCommand(newLabUp(f), newLabDown(f), newLabExec(f), newLabLogs(f), newLabStatus(f), newLabCapture(f))
 	return cmd
+}
+
+// noSuchCommand says what there is; without it cobra would print help and
+// succeed.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return fmt.Errorf("there is no %s %s; there are %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+}
+
+func needRoot(euid int) error {
+	if euid != 0 {
+		return errors.New("the lab makes namespaces: run as root")
+	}
+	return nil
 }
 
 func newLabDown(f *labFlags) *cobra.Command {
@@ -168,37 +197,58 @@ func findPod(s *lab.Status, namespace, name string) (*cluster.PodStatus, error) 
 	return nil, fmt.Errorf("there is no pod %s; heddle lab status lists them", name)
 }
 
+// captureFlags say where packets are taken.
+type captureFlags struct {
+	*labFlags
+	node, pod, namespace string
+	backbone             bool
+}
+
+// place finds the network namespace and the interface; empty: the bridge's.
+func (c *captureFlags) place() (netns, ifc string, err error) {
+	fab, err := fabric.Open(c.runDir, c.name)
+	if err != nil {
+		return "", "", err
+	}
+	switch {
+	case c.backbone && c.node == "" && c.pod == "":
+		return fab.BackboneNetNS(), "", nil
+	case c.node != "" && c.pod == "" && !c.backbone:
+		var names []string
+		for _, n := range fab.Config().Nodes {
+			if n.Name == c.node {
+				return fab.NodeNetNS(c.node), "", nil
+			}
+			names = append(names, n.Name)
+		}
+		return "", "", fmt.Errorf("lab %s has no node %s; it has %s", c.name, c.node, strings.Join(names, ", "))
+	case c.pod != "" && c.node == "" && !c.backbone:
+		p, err := c.labFlags.pod(c.namespace, c.pod)
+		if err != nil {
+			return "", "", err
+		}
+		netns := fab.PodNetNS(p.UID)
+		if _, err := os.Stat(netns); err != nil {
+			return "", "", fmt.Errorf("pod %s/%s has no network of its own: it does not run yet, or its hostNetwork is that of node %s (--node)", p.Namespace, p.Name, dash(p.Node))
+		}
+		return netns, "eth0", nil
+	}
+	return "", "", errors.New("say one of --node, --backbone and --pod")
+}
+
 func newLabCapture(f *labFlags) *cobra.Command {
-	var node, pod, namespace, file string
-	var backbone bool
+	c := &captureFlags{labFlags: f}
+	var file string
 	var duration time.Duration
 	cmd := &cobra.Command{
 		Use:   "capture (--node NODE | --backbone | --pod POD) -o FILE",
 		Short: "Write the packets of a node's bridge, of the backbone or of a pod to a pcap file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fab, err := fabric.Open(f.runDir, f.name)
-			if err != nil {
-				return err
-			}
 			cfg := fabric.CaptureConfig{File: file, OnStart: func() { fmt.Fprintln(cmd.ErrOrStderr(), "Capturing; end with Ctrl-C.") }}
-			switch {
-			case backbone && node == "" && pod == "":
-				cfg.NetNS = fab.BackboneNetNS()
-			case node != "" && pod == "" && !backbone:
-				cfg.NetNS = fab.NodeNetNS(node)
-			case pod != "" && node == "" && !backbone:
-				s, err := lab.ReadStatus(f.runDir, f.name)
-				if err != nil {
-					return err
-				}
-				p, err := findPod(s, namespace, pod)
-				if err != nil {
-					return err
-				}
-				cfg.NetNS, cfg.Interface = fab.PodNetNS(p.UID), "eth0"
-			default:
-				return errors.New("say one of --node, --backbone and --pod")
+			var err error
+			if cfg.NetNS, cfg.Interface, err = c.place(); err != nil {
+				return err
 			}
 			ctx := cmd.Context()
 			if duration > 0 {
@@ -215,10 +265,10 @@ func newLabCapture(f *labFlags) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&node, "node", "", "whose bridge, to which its pods are joined")
-	cmd.Flags().BoolVar(&backbone, "backbone", false, "between the nodes")
-	cmd.Flags().StringVar(&pod, "pod", "", "whose interface")
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "of the pod")
+	cmd.Flags().StringVar(&c.node, "node", "", "whose bridge, to which its pods are joined")
+	cmd.Flags().BoolVar(&c.backbone, "backbone", false, "between the nodes")
+	cmd.Flags().StringVar(&c.pod, "pod", "", "whose interface")
+	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", "", "of the pod")
 	cmd.Flags().StringVarP(&file, "output", "o", "", "pcap file")
 	cmd.Flags().DurationVar(&duration, "duration", 0, "how long; without: until interrupted")
 	cobra.CheckErr(cmd.MarkFlagRequired("output"))

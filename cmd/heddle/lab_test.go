@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -66,6 +67,41 @@ func TestPrintStatus(t *testing.T) {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
+	}
+}
+
+// TestMistakes holds what a person is told who calls the lab wrongly; nothing
+// is made before.
+func TestMistakes(t *testing.T) {
+	dir := t.TempDir()
+	gone := filepath.Join(dir, "gone")
+	for _, c := range []struct {
+		args string
+		err  string
+	}{
+		{"bogus", "there is no heddle lab bogus; there are capture, down, exec, logs, status, up"},
+		{"up", "-f FILE"},
+		{"up -f " + gone, gone + ": no such file"},
+		{"up -f " + dir + " --nodes 0", "--nodes 0: a lab has at least one"},
+		{"capture --backbone -o " + gone, ""},
+		{"status", "no lab"},
+	} {
+		if os.Geteuid() != 0 && c.args != "bogus" {
+			c.err = "run as root"
+		}
+		root := newRoot()
+		root.SetArgs(append([]string{"lab", "--run-dir", filepath.Join(dir, "run")}, strings.Fields(c.args)...))
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: error %v, want %q", c.args, err, c.err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if needRoot(1000) == nil || needRoot(0) != nil {
+		t.Error("root is not asked for")
 	}
 }
 

@@ -73,7 +73,16 @@ func newLabUp(f *labFlags) *cobra.Command {
 // config turns flags into a Config.
 func (u *upFlags) config() (lab.Config, error) {
 	cfg := lab.Config{Name: u.name, RunDir: u.runDir}
+	if len(u.manifests) == 0 {
+		return cfg, errors.New("say what to run: -f FILE or -f FOLDER of manifests")
+	}
+	if u.nodes < 1 {
+		return cfg, fmt.Errorf("--nodes %d: a lab has at least one", u.nodes)
+	}
 	for _, m := range u.manifests {
+		if _, err := os.Stat(m); err != nil {
+			return cfg, fmt.Errorf("find the manifests: %w", err) // it names the path
+		}
 		abs, err := filepath.Abs(m)
 		if err != nil {
 			return cfg, fmt.Errorf("manifests %s: %w", m, err)

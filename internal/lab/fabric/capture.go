@@ -69,6 +69,12 @@ func Capture(ctx context.Context, cfg CaptureConfig) (CaptureStats, error) {
 	if cfg.MaxBytes <= 0 {
 		cfg.MaxBytes = defaultMaxBytes
 	}
+	if err := Do(cfg.NetNS, func() error { // before a file is overwritten for nothing
+		_, err := net.InterfaceByName(cfg.Interface)
+		return err
+	}); err != nil {
+		return CaptureStats{}, fmt.Errorf("capture %s: find interface: %w", cfg.Interface, err)
+	}
 	file, err := os.Create(cfg.File)
 	if err != nil {
 		return CaptureStats{}, fmt.Errorf("capture: %w", err)
