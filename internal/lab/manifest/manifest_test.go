@@ -108,7 +108,7 @@ func TestBadButUsed(t *testing.T) {
 		{"no kind of ours", own("AcessPolicy", "spec: {}\n"), 6, "AcessPolicy default/x", "kind", "none of Heddle's"},
 		{"of a version to come", "apiVersion: heddle.dev/v9\nkind: AccessPolicy\nmetadata: {name: x}\n", 6, "AccessPolicy default/x", "kind", "none of Heddle's"},
 		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- apiVersion: heddle.dev/v1alpha1\n  kind: AccessPolicy\n  metadata: {name: x}\n  spec:\n    bad: 1\n", 12, "AccessPolicy default/x", "spec.bad", "no such field"},
-		{"node port", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  type: NodePort\n  ports: [{port: 1}]\n", 9, "Service default/x", "spec.type", "forwards nothing for a NodePort"},
+		{"node port", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec:\n  type: NodePort\n  ports: [{port: 1, nodePort: 30000}]\n", 9, "Service default/x", "spec.type", "forwards nothing for a NodePort"},
 		{"load balancer", "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {type: LoadBalancer, ports: [{port: 1}]}\n", 8, "Service default/x", "spec.type", "forwards nothing for a LoadBalancer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -126,8 +126,8 @@ func TestBadButUsed(t *testing.T) {
 			if lost(docs, problems) {
 				t.Error("counts as lost")
 			}
-			if s, ok := docs[1].Object.(*corev1.Service); ok && s.Spec.Type != corev1.ServiceTypeClusterIP {
-				t.Errorf("its type is %s", s.Spec.Type)
+			if s, ok := docs[1].Object.(*corev1.Service); ok && (s.Spec.Type != corev1.ServiceTypeClusterIP || s.Spec.Ports[0].NodePort != 0) {
+				t.Errorf("it stays %+v", s.Spec)
 			}
 		})
 	}

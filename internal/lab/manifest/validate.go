@@ -61,7 +61,10 @@ func forgo(obj metav1.Object) faults {
 	if s, ok := obj.(*corev1.Service); ok && (s.Spec.Type == corev1.ServiceTypeNodePort || s.Spec.Type == corev1.ServiceTypeLoadBalancer) {
 		f.add("spec.type", fmt.Sprintf("the lab forwards nothing for a %s: it is kept as a ClusterIP Service", s.Spec.Type),
 			"write type: ClusterIP, and reach it from a pod of the lab")
-		s.Spec.Type = corev1.ServiceTypeClusterIP
+		s.Spec.Type, s.Spec.HealthCheckNodePort = corev1.ServiceTypeClusterIP, 0
+		for i := range s.Spec.Ports {
+			s.Spec.Ports[i].NodePort = 0
+		}
 	}
 	return f
 }
