@@ -292,11 +292,17 @@ func TestAnonymousBounds(t *testing.T) {
 	})
 }
 
-// watched tells when the other side has closed.
+// watched tells when a connection has ended: the server asks for it, and either
+// side may be the first to close.
 type watched struct {
 	net.Conn
 	once  sync.Once
 	ended chan struct{}
+}
+
+func (w *watched) Close() error {
+	w.once.Do(func() { close(w.ended) })
+	return w.Conn.Close()
 }
 
 func (w *watched) Read(b []byte) (int, error) {
