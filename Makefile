@@ -32,10 +32,10 @@ netns: ## only the tests that make network namespaces (root)
 	@HEDDLE_NO_SKIP=1 go test -race -count=1 -timeout 10m ./internal/netfilter/... ./internal/lab/... ./sidecar/intercept/... ./cmd/heddle-sidecar/...
 
 demo: build apps ## the main job: a shop of three services in a lab, with real sidecars, and a report (root); KEEP=1 leaves it running
-	@$(GO) build -o bin/demo ./e2e/demo && exec bin/demo -bin bin $(if $(KEEP),-keep) $(DEMO_FLAGS)
+	@$(GO) build -trimpath -o bin/demo ./e2e/demo && exec bin/demo -bin bin $(if $(KEEP),-keep) $(DEMO_FLAGS)
 
 bench: build apps ## the cost of the data path beside direct and HAProxy, into docs/benchmarks.md (root)
-	@$(GO) build -o bin/bench ./e2e/bench && exec bin/bench -bin bin $(BENCH_FLAGS)
+	@$(GO) build -trimpath -o bin/bench ./e2e/bench && exec bin/bench -bin bin $(BENCH_FLAGS)
 
 e2e: ## on a kind cluster; comes with the next issue
 	@echo "e2e on kind is not built yet (issue 4)" && exit 1
