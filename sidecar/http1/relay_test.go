@@ -326,12 +326,18 @@ func TestOwnAnswerKeepsConnection(t *testing.T) {
 
 func TestDraining(t *testing.T) {
 	var draining atomic.Bool
+	var asked atomic.Int32
 	var seen safeBuffer
-	r := newRig(t, Config{Draining: draining.Load}, script(ok2, false, &seen))
+	r := newRig(t, Config{Draining: func() bool { asked.Add(1); return draining.Load() }}, script(ok2, false, &seen))
 	c := r.dial()
 	defer c.Close()
 	send(t, c, plainGet)
 	expect(t, c, ok2)
+	// It asks while idle, at the answer, and when idle again: draining that
+	// begins before the third may close the connection, as it should.
+	for deadline := time.Now().Add(5 * time.Second); asked.Load() < 3 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
 	draining.Store(true)
 	send(t, c, plainGet)
 	expect(t, c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
