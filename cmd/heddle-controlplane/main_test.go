@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/heddle-mesh/heddle/sidecar/control"
+	"github.com/heddle-mesh/heddle/internal/control"
 )
 
 var vip = netip.MustParseAddr("10.96.0.10")

@@ -27,9 +27,9 @@ import (
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane"
+	"github.com/heddle-mesh/heddle/internal/control"
 	"github.com/heddle-mesh/heddle/internal/identity"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
-	"github.com/heddle-mesh/heddle/sidecar/control"
 )
 
 // patience bounds each wait of these tests; they take milliseconds where all

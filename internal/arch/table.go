@@ -24,6 +24,7 @@ var levels = []Level{
 
 	{"internal/identity", Machinery, "certificates at hand, TLS configurations"},
 	{"internal/wire", Machinery, "door to grpc and protobuf"},
+	{"internal/control", Machinery, "the peer's side of the wire: identity, stream, what is held"},
 	{"internal/source", Machinery, "door to Kubernetes, or to a folder"},
 	{"internal/netfilter", Machinery, "door to the kernel's packet filter"},
 	{"internal/run", Machinery, "start and end of programs"},
@@ -53,7 +54,7 @@ var doors = []Door{
 	{"github.com/vishvananda/netlink", []string{"internal/lab", "internal/meshtest"}, false, "the product never makes links or routes; the lab does"},
 	{"github.com/vishvananda/netns", []string{"internal/lab", "internal/meshtest"}, false, "the product never makes namespaces; the lab does"},
 	{"github.com/prometheus/client_golang", []string{"internal/telemetry"}, false, "one registry"},
-	{"github.com/prometheus/client_golang/prometheus", []string{"internal/telemetry", "controlplane", "sidecar", "injector", "internal/lab", "cmd"}, true, "metric vectors are made where they count"},
+	{"github.com/prometheus/client_golang/prometheus", []string{"internal/telemetry", "internal/control", "controlplane", "sidecar", "injector", "internal/lab", "cmd"}, true, "metric vectors are made where they count"},
 	{"github.com/prometheus/client_golang/prometheus/promhttp", []string{"internal/telemetry"}, false, "one registry, one way to serve it"},
 	{"github.com/prometheus/client_golang/prometheus/testutil", []string{"internal/telemetry"}, true, "tests read metrics"},
 	{"github.com/go-jose/go-jose", []string{"internal/source", "internal/lab"}, true, "tokens are read by the source and signed by the lab"},

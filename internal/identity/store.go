@@ -3,7 +3,7 @@
 //
 // It authenticates: whose certificate is this, and is it good now. Whether that
 // peer may do what it asks is the caller's question (internal/policy). It does
-// not fetch anything: sidecar/control and controlplane/serve set what they were
+// not fetch anything: internal/control and controlplane/serve set what they were
 // given. It is the door to go-spiffe, together with controlplane/ca.
 package identity
 

@@ -4,7 +4,7 @@
 // content versions, deltas.
 //
 // It knows the messages' form, not their meaning: what is sent to whom is
-// controlplane/serve's business, what is made of it sidecar/control's.
+// controlplane/serve's business, what is made of it internal/control's.
 package wire
 
 import (

@@ -4,7 +4,7 @@
 //
 // It dials nothing and pools nothing: sidecar/pool hangs its connections on
 // EndpointState, which outlives the versions. Which endpoints are eligible is
-// internal/endpoint's rule. Called by sidecar/control (Compile) and
+// internal/endpoint's rule. Called by internal/control (Compile) and
 // sidecar/outbound (Port, Pick).
 package balance
 

@@ -3,7 +3,7 @@
 // connection, or each request on it, there, over mutual TLS to other sidecars.
 //
 // It does not decide who may be called (the other side's inbound does) and
-// keeps no list of Services (sidecar/control). sidecar.Run starts it; sidecar/
+// keeps no list of Services (internal/control). sidecar.Run starts it; sidecar/
 // flow calls Handle for each connection.
 package outbound
 

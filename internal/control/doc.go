@@ -1,4 +1,5 @@
-// Package control is the sidecar's side of the wire: it gets the pod's
+// Package control is the peer's side of the wire, of sidecars and of the node
+// agent: it gets the program's
 // identity with its projected token and renews it, holds the one stream to the
 // control plane, and keeps what stands at the addresses that the sidecar
 // dials, newest version only, on demand.
