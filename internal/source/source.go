@@ -39,6 +39,15 @@ type Source interface {
 	// secret is "".
 	ReadSecret(ctx context.Context, namespace, name string) (data map[string][]byte, version string, err error)
 	WriteSecret(ctx context.Context, namespace, name, version string, data map[string][]byte) error
+	// Publish puts what everybody may read into a ConfigMap and replaces what
+	// stood there; Published reads one, ErrNotFound if there is none.
+	Publish(ctx context.Context, namespace, name string, data map[string]string) error
+	Published(ctx context.Context, namespace, name string) (map[string]string, error)
+	// Lead runs lead while we are the one replica that holds the lease of that
+	// name, again each time we come to hold it, until ctx ends; it returns
+	// after lead has. lead's context ends when the lease is lost: lead must
+	// return soon then, another replica may begin.
+	Lead(ctx context.Context, name string, lead func(context.Context))
 }
 
 // ErrConflict says that somebody else wrote first.
@@ -67,6 +76,9 @@ type Snapshot struct {
 	Mesh            *v1alpha1.MeshConfig // the one named "default"; nil: defaults
 	AccessPolicies  map[Key]*v1alpha1.AccessPolicy
 	TrafficPolicies map[Key]*v1alpha1.TrafficPolicy
+	// Routes are the Gateway API's, by kind: HTTPRoute, GRPCRoute, TCPRoute,
+	// TLSRoute. Empty where their CRDs are not installed.
+	Routes map[Ref]*Route
 	// Problems are the documents that could not be read, sorted by where they
 	// stand. A bad AccessPolicy is here and, as far as its selection could be
 	// read, also in BrokenPolicies.
@@ -258,4 +270,13 @@ type SliceEndpoint struct {
 // ServiceAccount is an identity of workloads.
 type ServiceAccount struct {
 	Namespace, Name, UID string
+}
+
+// Route is one route of the Gateway API (gateway.networking.k8s.io), as it
+// was written: what it means is not for a source.
+type Route struct {
+	Ref        Ref
+	Generation int64
+	Created    time.Time // zero: not said
+	Spec       []byte    // JSON, keys sorted
 }

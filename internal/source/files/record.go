@@ -171,6 +171,56 @@ func (f *Files) WriteSecret(ctx context.Context, namespace, name, version string
 	return nil
 }
 
+// publishedPath is of a ConfigMap that we publish. It stands in the status
+// folder: it is our word, not a manifest of somebody.
+func (f *Files) publishedPath(namespace, name string) (string, error) {
+	file, err := safe("ConfigMap", namespace, name)
+	if err != nil {
+		return "", fmt.Errorf("config map %s/%s: %w", namespace, name, err)
+	}
+	return filepath.Join(f.cfg.StatusDir, file+".json"), nil
+}
+
+// Publish replaces ConfigMap.namespace.name.json of the status folder.
+func (f *Files) Publish(ctx context.Context, namespace, name string, data map[string]string) error {
+	path, err := f.publishedPath(namespace, name)
+	if err != nil {
+		return err
+	}
+	raw, err := json.MarshalIndent(data, "", "  ")
+	if err == nil {
+		err = replace(path, append(raw, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("publish config map %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// Published reads what Publish wrote.
+func (f *Files) Published(ctx context.Context, namespace, name string) (map[string]string, error) {
+	path, err := f.publishedPath(namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = source.ErrNotFound
+	}
+	var data map[string]string
+	if err == nil {
+		err = json.Unmarshal(raw, &data)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read config map %s/%s: %w", namespace, name, err)
+	}
+	return data, nil
+}
+
+// Lead runs lead at once: a folder has one control plane, or several that
+// write the same.
+func (f *Files) Lead(ctx context.Context, name string, lead func(context.Context)) { lead(ctx) }
+
 func lock(path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
