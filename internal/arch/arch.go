@@ -130,7 +130,8 @@ func (r Rules) refuse(rel string, from Level, target string, to Level, test bool
 	case within(target, "internal/meshtest") && from.Folder != to.Folder:
 		return "test support does not ship"
 	case to.Kind == Program:
-		if to.Folder == from.Folder && !within(rel, "cmd") {
+		// A program may have rooms below its own folder; cmd itself is none.
+		if to.Folder == from.Folder && program(rel) == program(target) && rel != target {
 			return ""
 		}
 		return "programs are not libraries"
@@ -144,6 +145,16 @@ func (r Rules) refuse(rel string, from Level, target string, to Level, test bool
 		return fmt.Sprintf("%s is a higher level than %s", to.Folder, from.Folder)
 	}
 	return ""
+}
+
+// program gives the folder of the program that rel belongs to: each of cmd is
+// one by itself, any other Program row is one as a whole.
+func program(rel string) string {
+	rest, ok := strings.CutPrefix(rel, "cmd/")
+	if !ok {
+		return first(rel)
+	}
+	return "cmd/" + first(rest)
 }
 
 func (r Rules) crossTest(rel, target string) bool {
