@@ -113,6 +113,9 @@ type Problem struct {
 	Field string `json:"field,omitempty"` // JSON path, such as spec.ports[0].port
 	Err   string `json:"error"`           // what is wrong
 	Fix   string `json:"fix,omitempty"`   // what to do about it
+	// Generation of the object that has the problem, if it is of our kinds: the
+	// API server's, or the files door's, which is a checksum of the document.
+	Generation int64 `json:"generation,omitempty"`
 }
 
 func (p Problem) String() string {

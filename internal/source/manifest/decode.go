@@ -76,7 +76,10 @@ func foreign[T any](cut func(*T, source.Ref) (any, []v1alpha1.FieldError)) decod
 
 // own decodes one of our kinds: a field we do not know is a mistake, and
 // passing over it could open what it meant to close.
-func own[T any](check func(*T, source.Ref) []v1alpha1.FieldError) decoder {
+func own[T any, P interface {
+	*T
+	SetGeneration(int64)
+}](check func(*T, source.Ref) []v1alpha1.FieldError) decoder {
 	return func(it item) (any, []v1alpha1.FieldError, []v1alpha1.FieldError) {
 		var raw any
 		if err := json.Unmarshal(it.json, &raw); err != nil {
@@ -91,6 +94,7 @@ func own[T any](check func(*T, source.Ref) []v1alpha1.FieldError) decoder {
 		if err := json.Unmarshal(it.json, o); err != nil {
 			return nil, nil, append(errs, fieldError(err))
 		}
+		P(o).SetGeneration(it.generation())
 		errs = append(errs, check(o, it.ref)...)
 		return o, nil, errs
 	}
