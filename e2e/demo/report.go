@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/e2e/driver"
+	"github.com/heddle-mesh/heddle/e2e/observe"
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
 )
 
@@ -43,7 +44,7 @@ type report struct {
 	killed           string
 	without, through []purchase
 	captures         []capture
-	seen             *tally
+	seen             *observe.Tally
 	edges            map[edge]*traffic
 	changes          []change
 	sidecars         int
@@ -136,10 +137,10 @@ func (r *report) print(w io.Writer) {
 	}
 	line("meanwhile", "%s was killed with kill -9, orders scaled from 2 to 4", r.killed)
 	t := r.seen
-	line("mTLS", "%.2f %% of the packets with payload between pods: %d of %d (%.1f MB)", 100*t.share(), t.TLSPackets, t.TLSPackets+t.PlainPackets, float64(t.TLSBytes)/1e6)
+	line("mTLS", "%.2f %% of the packets with payload between pods: %d of %d (%.1f MB)", 100*t.Share(), t.TLSPackets, t.TLSPackets+t.PlainPackets, float64(t.TLSBytes)/1e6)
 	line("", "the word in every request and answer was seen %d times on the wire", t.Secrets)
 	if t.PlainPackets > 0 {
-		line("", "plaintext: %s", t.firstPlain)
+		line("", "plaintext: %s", t.FirstPlain)
 		for _, from := range slices.Sorted(maps.Keys(t.PlainFrom)) {
 			line("", "  %d packets %s", t.PlainFrom[from], from)
 		}
@@ -187,10 +188,10 @@ func (r *report) verdict() error {
 	must(len(r.through) > 1000, "only %d requests were made: the shopper did not keep its rate", len(r.through))
 	must(len(r.without) > 0, "no baseline was measured")
 	t := r.seen
-	must(t.PlainPackets == 0, "%d packets between pods were not inside mesh TLS, the first: %s", t.PlainPackets, t.firstPlain)
+	must(t.PlainPackets == 0, "%d packets between pods were not inside mesh TLS, the first: %s", t.PlainPackets, t.FirstPlain)
 	must(t.TLSPackets > len(r.through), "only %d packets of mesh TLS were seen for %d requests: the capture missed them", t.TLSPackets, len(r.through))
 	must(t.MeshStreams > 0, "no connection named a protocol of Heddle")
-	must(t.Secrets == 0, "the secret word was seen %d times, first on %s", t.Secrets, t.firstSecret)
+	must(t.Secrets == 0, "the secret word was seen %d times, first on %s", t.Secrets, t.FirstSecret)
 	for _, c := range r.captures {
 		must(c.stats.Dropped == 0, "the capture on %s lost %d packets: nothing can be said of them", c.node, c.stats.Dropped)
 	}

@@ -7,15 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/heddle-mesh/heddle/e2e/observe"
 	"github.com/heddle-mesh/heddle/internal/lab"
 	"github.com/heddle-mesh/heddle/internal/lab/fabric"
 	"github.com/heddle-mesh/heddle/internal/redirect"
@@ -184,25 +183,13 @@ func clearCaptures(dir string) error {
 }
 
 // observe reads the captures.
-func (d *demo) observe() error {
-	o := newObserver(d.item)
-	var pods []netip.Prefix
-	gateways := map[netip.Addr]bool{} // a node's own address on its bridge: probes, not pods
+func (d *demo) observe() (err error) {
+	var all []observe.Capture
 	for _, c := range d.report.captures {
-		pods = append(pods, c.here...)
-		for _, p := range c.here {
-			gateways[p.Masked().Addr().Next()] = true
-		}
+		all = append(all, observe.Capture{File: c.file, PodCIDRs: c.here})
 	}
-	isPod := func(a netip.Addr) bool { return within(pods, a) && !gateways[a] }
-	for _, c := range d.report.captures {
-		if err := o.read(c.file, c.here, isPod); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return err
-		}
-	}
-	o.finish()
-	d.report.seen = &o.tally
-	return nil
+	d.report.seen, err = observe.Count(d.item, all)
+	return err
 }
 
 // edges asks every sidecar whom it served.

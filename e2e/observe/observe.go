@@ -1,9 +1,14 @@
-package main
+// Package observe reads captures of the nodes' packets and counts, byte by
+// byte, how much of the traffic between pods lay inside mesh TLS. It neither
+// captures nor judges: the demo and the tests on a cluster say what must be.
+package observe
 
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"time"
@@ -11,8 +16,14 @@ import (
 	"github.com/heddle-mesh/heddle/internal/packet"
 )
 
-// tally is what a capture shows of the traffic between pods.
-type tally struct {
+// Capture is what one node's bridge, or all its interfaces, showed.
+type Capture struct {
+	File     string         // pcap
+	PodCIDRs []netip.Prefix // of the node; its own address there is the first
+}
+
+// Tally is what captures show of the traffic between pods.
+type Tally struct {
 	Files                   []string
 	Frames                  int // of any kind
 	TLSPackets, TLSBytes    int // with payload, inside mesh TLS
@@ -22,21 +33,44 @@ type tally struct {
 	Streams, MeshStreams    int // directions of TCP connections; ours by ALPN or its answer
 	PlainFrom               map[string]int
 	Midway                  int // streams whose start is not in the capture
-	firstPlain, firstSecret string
+	FirstPlain, FirstSecret string
 }
 
-// share is the part of the pods' payload packets that went over mesh TLS.
-func (t *tally) share() float64 {
+// Share is the part of the pods' payload packets that went over mesh TLS.
+func (t *Tally) Share() float64 {
 	if t.TLSPackets+t.PlainPackets == 0 {
 		return 0
 	}
 	return float64(t.TLSPackets) / float64(t.TLSPackets+t.PlainPackets)
 }
 
+// Count reads the captures of all nodes. Secret is a word that nobody may see
+// on the wire. Pods are all addresses in the nodes' ranges but the nodes' own:
+// those are probes. A capture that ends inside a record counts as far as it goes.
+func Count(secret string, all []Capture) (*Tally, error) {
+	o := newObserver(secret)
+	var pods []netip.Prefix
+	gateways := map[netip.Addr]bool{}
+	for _, c := range all {
+		pods = append(pods, c.PodCIDRs...)
+		for _, p := range c.PodCIDRs {
+			gateways[p.Masked().Addr().Next()] = true
+		}
+	}
+	isPod := func(a netip.Addr) bool { return within(pods, a) && !gateways[a] }
+	for _, c := range all {
+		if err := o.read(c.File, c.PodCIDRs, isPod); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil, err
+		}
+	}
+	o.finish()
+	return &o.Tally, nil
+}
+
 // observer reads the captures of all nodes' bridges. A packet that crosses
 // nodes is in two files: it is counted in the file of its source's node.
 type observer struct {
-	tally
+	Tally
 	secret  []byte
 	streams map[direction]*stream
 }
@@ -115,8 +149,8 @@ func (o *observer) segment(p packet.Packet) {
 		return
 	}
 	if bytes.Contains(p.Payload, o.secret) {
-		if o.Secrets++; o.firstSecret == "" {
-			o.firstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
+		if o.Secrets++; o.FirstSecret == "" {
+			o.FirstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
 		}
 	}
 	s := o.streams[key]
@@ -131,8 +165,8 @@ func (o *observer) segment(p packet.Packet) {
 	if s.plain {
 		o.PlainPackets, o.PlainBytes = o.PlainPackets+1, o.PlainBytes+len(p.Payload)
 		o.PlainFrom[fmt.Sprintf("%v > %v", p.Source.Addr(), p.Destination)]++
-		if o.firstPlain == "" {
-			o.firstPlain = fmt.Sprintf("%v > %v: %.60q", p.Source, p.Destination, p.Payload)
+		if o.FirstPlain == "" {
+			o.FirstPlain = fmt.Sprintf("%v > %v: %.60q", p.Source, p.Destination, p.Payload)
 		}
 		return
 	}
