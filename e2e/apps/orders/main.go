@@ -16,6 +16,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/heddle-mesh/heddle/e2e/desk"
+	"github.com/heddle-mesh/heddle/e2e/ledger"
 )
 
 const (
@@ -28,14 +31,20 @@ const (
 func main() {
 	listen := flag.String("listen", ":8080", "address to listen on")
 	stock := flag.String("stock", "stock:6000", "the store room, host:port")
+	dir := flag.String("ledger", "", "folder for the ledger; empty: keep none")
 	flag.Parse()
+	book, err := ledger.Open(*dir)
+	if err != nil {
+		log.Fatalf("orders: %v", err)
+	}
+	defer book.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	room := &storeRoom{address: *stock, idle: make(chan *line, maxIdle)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /orders/{item}", room.order)
-	s := &http.Server{Addr: *listen, Handler: mux, ReadHeaderTimeout: headerTime}
+	s := &http.Server{Addr: *listen, Handler: desk.New(book).Wrap(mux), ReadHeaderTimeout: headerTime}
 	ended := make(chan error, 1)
 	go func() { ended <- s.ListenAndServe() }()
 	select {

@@ -14,6 +14,9 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/heddle-mesh/heddle/e2e/desk"
+	"github.com/heddle-mesh/heddle/e2e/ledger"
 )
 
 const (
@@ -27,14 +30,20 @@ const (
 func main() {
 	listen := flag.String("listen", ":8080", "address to listen on")
 	orders := flag.String("orders", "http://orders:8080", "the orders service")
+	dir := flag.String("ledger", "", "folder for the ledger; empty: keep none")
 	flag.Parse()
+	book, err := ledger.Open(*dir)
+	if err != nil {
+		log.Fatalf("web: %v", err)
+	}
+	defer book.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
 	client := &http.Client{Timeout: askTime, Transport: &http.Transport{MaxIdleConnsPerHost: maxIdle}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /buy/{item}", func(w http.ResponseWriter, r *http.Request) { buy(w, r, client, *orders) })
-	s := &http.Server{Addr: *listen, Handler: mux, ReadHeaderTimeout: headerTime}
+	s := &http.Server{Addr: *listen, Handler: desk.New(book).Wrap(mux), ReadHeaderTimeout: headerTime}
 	ended := make(chan error, 1)
 	go func() { ended <- s.ListenAndServe() }()
 	select {

@@ -16,13 +16,17 @@ import (
 
 // CaptureConfig says what to write down.
 type CaptureConfig struct {
-	NetNS     string // path of the namespace
-	Interface string // empty: Bridge
+	NetNS     string // path of the namespace; empty: the caller's own
+	Interface string // empty: Bridge; AllInterfaces: every one that is an Ethernet
 	File      string // pcap with nanoseconds, overwritten
 	SnapLen   int    // bytes kept of each packet; 0: all
 	MaxBytes  int64  // of the file; further packets are only counted. 0: 256 MiB
 	OnStart   func() // called once packets are being taken
 }
+
+// AllInterfaces captures all of a namespace at once. A packet is then seen at
+// each interface that it passes. Loopback is among them.
+const AllInterfaces = "any"
 
 // CaptureStats says how much of the traffic the file holds.
 type CaptureStats struct {
@@ -69,8 +73,8 @@ func Capture(ctx context.Context, cfg CaptureConfig) (CaptureStats, error) {
 	if cfg.MaxBytes <= 0 {
 		cfg.MaxBytes = defaultMaxBytes
 	}
-	if err := Do(cfg.NetNS, func() error { // before a file is overwritten for nothing
-		_, err := net.InterfaceByName(cfg.Interface)
+	if err := cfg.inside(func() error { // before a file is overwritten for nothing
+		_, err := interfaceIndex(cfg.Interface)
 		return err
 	}); err != nil {
 		return CaptureStats{}, fmt.Errorf("capture %s: find interface: %w", cfg.Interface, err)
@@ -133,8 +137,8 @@ func (c *capture) run(ctx context.Context) error {
 // all is set, none of another interface ever.
 func (c *capture) open() ([]byte, error) {
 	var ring []byte
-	err := Do(c.cfg.NetNS, func() (err error) {
-		ifc, err := net.InterfaceByName(c.cfg.Interface)
+	err := c.cfg.inside(func() (err error) {
+		index, err := interfaceIndex(c.cfg.Interface)
 		if err != nil {
 			return fmt.Errorf("find interface: %w", err)
 		}
@@ -162,18 +166,41 @@ func (c *capture) open() ([]byte, error) {
 		if err != nil {
 			return fmt.Errorf("map ring: %w", err)
 		}
-		// Promiscuous: else a bridge shows only what is sent to itself.
-		mreq := unix.PacketMreq{Ifindex: int32(ifc.Index), Type: unix.PACKET_MR_PROMISC}
-		if err := unix.SetsockoptPacketMreq(c.fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &mreq); err != nil {
-			return fmt.Errorf("set promiscuous: %w", err)
+		// Promiscuous: else a bridge shows only what is sent to itself. With all
+		// interfaces the bridge's ports show the rest.
+		mreq := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_PROMISC}
+		if index != 0 {
+			if err := unix.SetsockoptPacketMreq(c.fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &mreq); err != nil {
+				return fmt.Errorf("set promiscuous: %w", err)
+			}
 		}
-		sa := &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: ifc.Index}
+		sa := &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: index}
 		if err := unix.Bind(c.fd, sa); err != nil {
 			return fmt.Errorf("bind: %w", err)
 		}
 		return nil
 	})
 	return ring, err
+}
+
+// inside runs fn in the namespace; its own needs no capability to enter.
+func (c CaptureConfig) inside(fn func() error) error {
+	if c.NetNS == "" {
+		return fn()
+	}
+	return Do(c.NetNS, fn)
+}
+
+// interfaceIndex is 0 for all, as packet sockets have it (packet(7)).
+func interfaceIndex(name string) (int, error) {
+	if name == AllInterfaces {
+		return 0, nil
+	}
+	ifc, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0, err
+	}
+	return ifc.Index, nil
 }
 
 func bigEndian(v uint16) uint16 {
