@@ -48,7 +48,7 @@ func (l *looped) SetWriteDeadline(time.Time) error { return nil }
 // oneUp is a Backend with one connection that never fails.
 type oneUp struct{ up *Conn }
 
-func (b *oneUp) Open(context.Context, *Head, int) (*Conn, error) { return b.up, nil }
+func (b *oneUp) Open(context.Context, *Head, Try) (*Conn, error) { return b.up, nil }
 func (b *oneUp) Release(c *Conn, o Outcome) {
 	c.Reused = true
 	c.Park()

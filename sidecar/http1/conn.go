@@ -63,6 +63,10 @@ type Conn struct {
 	Sidecar bool
 	// Owner belongs to whoever opened it.
 	Owner any
+	// Fields are whole field lines, with CRLF, that Open wants this attempt's
+	// request to carry; fields of the same names in the request give way to them.
+	// Open sets them each time, or leaves them nil.
+	Fields []byte
 
 	buf    []byte
 	r, w   int

@@ -135,13 +135,13 @@ func (r *rig) accept(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-func (r *rig) Open(ctx context.Context, _ *Head, attempt int) (*Conn, error) {
+func (r *rig) Open(ctx context.Context, _ *Head, try Try) (*Conn, error) {
 	r.mu.Lock()
 	if r.refuse != nil {
 		defer r.mu.Unlock()
 		return nil, r.refuse
 	}
-	if n := len(r.idle); n > 0 && attempt == 0 {
+	if n := len(r.idle); n > 0 && !try.Fresh {
 		c := r.idle[n-1]
 		r.idle = r.idle[:n-1]
 		r.mu.Unlock()

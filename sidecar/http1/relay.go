@@ -15,15 +15,23 @@ import (
 // Backend finds connections for requests and is told how they fared. Its calls
 // for one Relay come one after the other.
 type Backend interface {
-	// Open gives a connection for req, whose texts are valid until Open returns.
-	// From attempt 1 on it must be a new one, since one from the pool has just
-	// failed, and to another endpoint than those released as Unreached. An error
-	// that is a *Fault is what the client is told.
-	Open(ctx context.Context, req *Head, attempt int) (*Conn, error)
+	// Open gives a connection for an attempt at req, whose texts are valid until
+	// Open returns; to another endpoint than those released as Unreached. An
+	// error that is a *Fault is what the client is told.
+	Open(ctx context.Context, req *Head, try Try) (*Conn, error)
 	// Release takes a connection back, after each Open that gave one.
 	Release(up *Conn, o Outcome)
 	// Record is called once for each request, answered or not.
 	Record(x *Exchange)
+}
+
+// Try is one attempt at a request.
+type Try struct {
+	N int // 0 for the first
+	// Fresh asks for a new connection: one from the pool has just failed.
+	Fresh bool
+	// By is when it has to be done, connecting included; zero: no limit.
+	By time.Time
 }
 
 // Outcome says what became of a connection in an exchange.
@@ -71,6 +79,7 @@ type Relay struct {
 	resBody  codec.Body
 	reqEdit  codec.Edit
 	resEdit  codec.Edit
+	first    []byte // of the body: what leaves with the head
 	out      []byte // what is composed for the next write
 	x        Exchange
 	upload   upload
@@ -158,8 +167,7 @@ func isRoutine(err error) bool {
 // exchange relays one request and its answer; true: the connection goes on.
 func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	r.down.Reused = true
-	r.compose()
-	if err := r.firstBody(); err != nil {
+	if err := r.begin(); err != nil {
 		return false, err
 	}
 	up, err := r.send(ctx)
@@ -189,29 +197,32 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	return keep && complete, err
 }
 
-// compose puts the edited request head into out and consumes it.
-func (r *Relay) compose() {
-	r.reqBody = r.req.RequestBody()
-	r.takeOut()
-	r.out = r.req.AppendTo(r.out, &r.reqEdit)
-	if r.req.Minor == 0 && r.req.KeepAlive() {
-		r.out = append(r.out, "Connection: keep-alive\r\n"...)
-	}
-	r.out = append(r.out, "\r\n"...)
+// begin takes the request's head and what is already here of its body. Both
+// stay where they were read, for every attempt to use, until more is read.
+func (r *Relay) begin() error {
 	r.down.consume(r.req.Len())
-}
-
-// firstBody lets what is already here of the body leave with the head.
-func (r *Relay) firstBody() error {
+	r.reqBody = r.req.RequestBody()
 	b := r.down.buffered()
 	n, err := r.reqBody.Take(b[:min(len(b), joinLimit)])
 	if err != nil {
 		return err
 	}
-	r.out = append(r.out, b[:n]...)
+	r.first = b[:n]
 	r.x.Received += int64(n)
 	r.down.consume(n)
 	return nil
+}
+
+// compose puts the edited head for an attempt and the first of the body into
+// out.
+func (r *Relay) compose(up *Conn) {
+	r.takeOut()
+	r.reqEdit.Instead = up.Fields
+	r.out = r.req.AppendTo(r.out, &r.reqEdit)
+	if r.req.Minor == 0 && r.req.KeepAlive() {
+		r.out = append(r.out, "Connection: keep-alive\r\n"...)
+	}
+	r.out = append(append(r.out, "\r\n"...), r.first...)
 }
 
 // upReusable tells whether the endpoint's connection can carry another request.

@@ -39,7 +39,7 @@ var (
 func (r *Relay) send(ctx context.Context) (*Conn, error) {
 	for attempt, stale := 0, 0; ; attempt++ {
 		r.watch.enter(phaseSend)
-		up, err := r.c.Backend.Open(ctx, &r.req, attempt)
+		up, err := r.c.Backend.Open(ctx, &r.req, Try{N: attempt, Fresh: attempt > 0})
 		if err != nil {
 			return nil, err
 		}
@@ -90,6 +90,7 @@ func (r *Relay) drainAnswer(up *Conn) bool {
 
 // try sends the request on up; true with an error: it may be sent again.
 func (r *Relay) try(up *Conn) (bool, error) {
+	r.compose(up)
 	began := time.Now()
 	n, err := up.Write(r.out)
 	if err != nil {

@@ -166,7 +166,7 @@ var (
 )
 
 // Open lets a request in and gives a connection for it (http1.Backend).
-func (s *session) Open(ctx context.Context, req *http1.Head, attempt int) (*http1.Conn, error) {
+func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*http1.Conn, error) {
 	if s.probe || s.judged != s.p.policy.Load() {
 		path := ""
 		if s.probe {
@@ -180,7 +180,7 @@ func (s *session) Open(ctx context.Context, req *http1.Head, attempt int) (*http
 			return nil, faultDenied
 		}
 	}
-	c, err := s.pool.Get(ctx, attempt > 0)
+	c, err := s.pool.Get(ctx, try.Fresh)
 	switch {
 	case errors.Is(err, pool.ErrFull):
 		return nil, faultFull

@@ -183,11 +183,11 @@ func (s *session) failed(ctx context.Context, ep *balance.Endpoint, err error, d
 }
 
 // Open gives a connection for a request (http1.Backend).
-func (s *session) Open(ctx context.Context, _ *http1.Head, attempt int) (*http1.Conn, error) {
-	if attempt == 0 {
+func (s *session) Open(ctx context.Context, _ *http1.Head, try http1.Try) (*http1.Conn, error) {
+	if try.N == 0 {
 		s.nTried, s.target, s.waited = 0, nil, false
 	}
-	fresh := attempt > 0
+	fresh := try.Fresh
 	var deadline time.Time
 	for {
 		ep, err := s.pick(ctx)

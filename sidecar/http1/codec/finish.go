@@ -114,7 +114,10 @@ func (h *Head) Persistent() bool {
 
 // Edit is what a head gets besides what the codec itself removes and adds.
 type Edit struct {
-	Extra     []byte // whole field lines
+	Extra []byte // whole field lines
+	// Instead are whole field lines that take the place of the head's own of the
+	// same names.
+	Instead   []byte
 	Client    []byte // appended to X-Forwarded-For
 	NoHeddle  bool   // remove x-heddle-* fields
 	NoLengths bool   // remove Content-Length and Transfer-Encoding
@@ -141,7 +144,8 @@ func (h *Head) AppendTo(dst []byte, e *Edit) []byte {
 			continue
 		}
 		if f.drop || e.NoHeddle && f.kind == kindHeddle ||
-			e.NoLengths && (f.kind == kindContentLength || f.kind == kindTransferEncoding) {
+			e.NoLengths && (f.kind == kindContentLength || f.kind == kindTransferEncoding) ||
+			len(e.Instead) > 0 && named(e.Instead, b[f.line:f.nameEnd]) {
 			dst = append(dst, b[from:f.line]...)
 			from = f.next
 		}
@@ -150,12 +154,31 @@ func (h *Head) AppendTo(dst []byte, e *Edit) []byte {
 	if e.Client != nil && h.lastXFF < 0 {
 		dst = append(append(append(dst, "X-Forwarded-For: "...), e.Client...), "\r\n"...)
 	}
-	dst = append(dst, e.Extra...)
+	dst = append(append(dst, e.Extra...), e.Instead...)
 	if h.upgrade || e.Upgrade {
 		return append(dst, "Connection: Upgrade\r\n"...)
 	}
 	return dst
 }
+
+// named tells whether one of the field lines has the name.
+func named(lines, name []byte) bool {
+	for len(lines) > len(name) {
+		if lines[len(name)] == ':' && bytes.EqualFold(lines[:len(name)], name) {
+			return true
+		}
+		i := bytes.IndexByte(lines, '\n')
+		if i < 0 {
+			return false
+		}
+		lines = lines[i+1:]
+	}
+	return false
+}
+
+// Move tells that the head's bytes are in b now, which begins with a copy of
+// them.
+func (h *Head) Move(b []byte) { h.b = b[:h.next] }
 
 // KeepAlive tells whether Connection says keep-alive.
 func (h *Head) KeepAlive() bool { return h.keepAlive }
