@@ -56,12 +56,17 @@ func (f AccessFrom) validate(at string) []FieldError {
 		out = append(out, FieldError{at, "names nobody", "give identities, namespaces or cidrs; leave from out to mean anybody"})
 	}
 	for i, id := range f.Identities {
-		if _, err := spiffeid.FromString(strings.TrimSuffix(id, "/*")); err != nil {
+		parsed, err := spiffeid.FromString(strings.TrimSuffix(id, "/*"))
+		switch {
+		case err != nil:
 			out = append(out, FieldError{fmt.Sprintf("%s.identities[%d]", at, i), fmt.Sprintf("%q: %v", id, err), "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT, the last segment may be *"})
+		case parsed.Path() == "" && !strings.HasSuffix(id, "/*"):
+			// No workload has it: a deny would shut nobody out.
+			out = append(out, FieldError{fmt.Sprintf("%s.identities[%d]", at, i), fmt.Sprintf("%q is a trust domain, not a workload", id), "write " + id + "/* to mean all of its workloads"})
 		}
 	}
 	for i, ns := range f.Namespaces {
-		if ns == "" || strings.ContainsAny(ns, "/* ") {
+		if !isLabel(ns) {
 			out = append(out, FieldError{fmt.Sprintf("%s.namespaces[%d]", at, i), fmt.Sprintf("%q is not a namespace's name", ns), "name one namespace; there are no wildcards"})
 		}
 	}
@@ -71,6 +76,15 @@ func (f AccessFrom) validate(at string) []FieldError {
 		}
 	}
 	return out
+}
+
+// isLabel: a namespace is named as a DNS label (RFC 1123 §2.1). A name that no
+// namespace can have would deny nobody.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
 
 func ports(at string, list []uint16) []FieldError {

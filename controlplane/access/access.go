@@ -150,10 +150,11 @@ type modes struct {
 type ranked struct {
 	rank int // 0: nobody said
 	mode wire.MtlsMode
+	by   *v1alpha1.AccessPolicy
 }
 
 func (r ranked) with(o ranked) ranked {
-	if o.rank > r.rank || o.rank == r.rank && o.mode == wire.MtlsMode_MTLS_MODE_STRICT {
+	if o.rank > r.rank || o.rank == r.rank && o.mode == wire.MtlsMode_MTLS_MODE_STRICT && r.mode != o.mode {
 		return o
 	}
 	return r
@@ -164,7 +165,7 @@ func (m *modes) take(ap *v1alpha1.AccessPolicy) {
 	if rule == nil {
 		return
 	}
-	said := ranked{1, mode(rule.Mode)}
+	said := ranked{1, mode(rule.Mode), ap}
 	if len(ap.Spec.Selector) > 0 {
 		said.rank = 2
 	}
@@ -184,4 +185,54 @@ func (m *modes) give(out *wire.InboundPolicy) {
 	for _, p := range slices.Sorted(maps.Keys(m.ports)) {
 		out.Ports = append(out.Ports, &wire.PortPolicy{Port: uint32(p), Mode: m.ports[p].mode})
 	}
+}
+
+// ModeBy is the policy whose word on the mTLS mode of a pod's port counts; nil:
+// none says anything, and MeshConfig or the default does.
+func (s *Set) ModeBy(p *source.Pod, port uint16) *v1alpha1.AccessPolicy {
+	m := modes{ports: map[uint16]ranked{}}
+	for _, ap := range s.good[p.Namespace] {
+		if selects(ap.Spec.Selector, p.Labels) {
+			m.take(ap)
+		}
+	}
+	if r := m.ports[port]; r.rank > 0 {
+		return r.by
+	}
+	return m.pod.by
+}
+
+// Selection is how many pods a policy selects, and how many of those have no
+// sidecar that would enforce it.
+type Selection struct{ Pods, Bare int }
+
+// Selections counts for each policy, broken ones too. Pods that are over do
+// not count.
+func (s *Set) Selections(pods map[source.Key]*source.Pod) map[source.Key]Selection {
+	out := map[source.Key]Selection{}
+	for _, p := range pods {
+		if p.Phase == "Succeeded" || p.Phase == "Failed" {
+			continue
+		}
+		var last source.Key // one policy may be broken in several documents
+		count := func(key source.Key, selector map[string]string) {
+			if !selects(selector, p.Labels) || key == last {
+				return
+			}
+			last = key
+			n := out[key]
+			n.Pods++
+			if !p.Meshed {
+				n.Bare++
+			}
+			out[key] = n
+		}
+		for _, ap := range s.good[p.Namespace] {
+			count(source.Key{Namespace: ap.Namespace, Name: ap.Name}, ap.Spec.Selector)
+		}
+		for _, b := range s.broken[p.Namespace] {
+			count(source.Key{Namespace: b.Ref.Namespace, Name: b.Ref.Name}, b.Selector)
+		}
+	}
+	return out
 }

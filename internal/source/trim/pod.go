@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -131,17 +132,28 @@ func container(c *corev1.Container, field string, out *source.Pod, f *faults) {
 func probe(c *corev1.Container, p *corev1.Probe) (source.Probe, bool) {
 	switch {
 	case p.HTTPGet != nil:
-		path := p.HTTPGet.Path
-		if path == "" {
-			path = "/"
-		}
-		return source.Probe{Port: portOf(c, p.HTTPGet.Port), Path: path}, true
+		return source.Probe{Port: portOf(c, p.HTTPGet.Port), Path: target(p.HTTPGet.Path)}, true
 	case p.TCPSocket != nil:
 		return source.Probe{Port: portOf(c, p.TCPSocket.Port)}, true
 	case p.GRPC != nil:
 		return source.Probe{Port: clamp(p.GRPC.Port), Path: "/grpc.health.v1.Health/Check"}, true
 	}
 	return source.Probe{}, false
+}
+
+// target is what the kubelet makes of a probe's path in the request line: the
+// slash before it and its escapes are added, a query stays, a fragment goes.
+func target(path string) string {
+	u, err := url.Parse(path)
+	if err != nil {
+		u = &url.URL{Path: path}
+	}
+	u.Scheme, u.Host = "http", "pod"
+	sent, err := url.Parse(u.String())
+	if err != nil {
+		return path
+	}
+	return sent.RequestURI()
 }
 
 func portOf(c *corev1.Container, p intstr.IntOrString) uint16 {

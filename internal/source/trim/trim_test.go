@@ -147,3 +147,16 @@ func FuzzParseAddr(f *testing.F) {
 		}
 	})
 }
+
+// The target of a probe is the kubelet's request line: net/http's, to the URL
+// that the kubelet makes of the path.
+func TestProbeTarget(t *testing.T) {
+	for path, want := range map[string]string{
+		"": "/", "/": "/", "/healthz": "/healthz", "healthz": "/healthz", "/a b": "/a%20b", "/x?full=1": "/x?full=1",
+		"?x": "/?x", "/x#part": "/x", "/%41": "/%41", "/%zz": "/%25zz",
+	} {
+		if got := target(path); got != want {
+			t.Errorf("%q is asked for as %q, want %q", path, got, want)
+		}
+	}
+}
