@@ -188,7 +188,7 @@ func (d *demo) observe() (err error) {
 	for _, c := range d.report.captures {
 		all = append(all, observe.Capture{File: c.file, PodCIDRs: c.here})
 	}
-	d.report.seen, err = observe.Count(d.item, all)
+	d.report.seen, err = observe.Count(d.item, observe.Window{}, all)
 	return err
 }
 

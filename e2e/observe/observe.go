@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/heddle-mesh/heddle/internal/packet"
@@ -44,11 +45,19 @@ func (t *Tally) Share() float64 {
 	return float64(t.TLSPackets) / float64(t.TLSPackets+t.PlainPackets)
 }
 
+// Window is the part of the traffic that is counted. The rest is followed all
+// the same: what a connection is shows at its start.
+type Window struct {
+	From, To time.Time    // zero: from the start, to the end
+	Pods     []netip.Addr // one end at least is among them; nil: any pods
+}
+
 // Count reads the captures of all nodes. Secret is a word that nobody may see
 // on the wire. Pods are all addresses in the nodes' ranges but the nodes' own:
 // those are probes. A capture that ends inside a record counts as far as it goes.
-func Count(secret string, all []Capture) (*Tally, error) {
+func Count(secret string, w Window, all []Capture) (*Tally, error) {
 	o := newObserver(secret)
+	o.window = w
 	var pods []netip.Prefix
 	gateways := map[netip.Addr]bool{}
 	for _, c := range all {
@@ -67,10 +76,17 @@ func Count(secret string, all []Capture) (*Tally, error) {
 	return &o.Tally, nil
 }
 
+// has says whether a packet counts.
+func (w Window) has(at time.Time, p packet.Packet) bool {
+	return (w.From.IsZero() || !at.Before(w.From)) && (w.To.IsZero() || at.Before(w.To)) &&
+		(w.Pods == nil || slices.Contains(w.Pods, p.Source.Addr()) || slices.Contains(w.Pods, p.Destination.Addr()))
+}
+
 // observer reads the captures of all nodes' bridges. A packet that crosses
 // nodes is in two files: it is counted in the file of its source's node.
 type observer struct {
 	Tally
+	window  Window
 	secret  []byte
 	streams map[direction]*stream
 }
@@ -85,7 +101,9 @@ type stream struct {
 	head    []byte // part of a record's header
 	early   map[uint32][]byte
 	plain   bool
+	midway  bool   // its start is not in the capture
 	opening []byte // the first bytes, to find the ALPN
+	counts  bool   // some of it lies in the window
 }
 
 const (
@@ -113,13 +131,13 @@ func (o *observer) read(file string, here []netip.Prefix, isPod func(netip.Addr)
 	}
 	defer f.Close()
 	o.Files = append(o.Files, file)
-	err = packet.ReadCapture(f, func(_ time.Time, frame []byte) {
+	err = packet.ReadCapture(f, func(at time.Time, frame []byte) {
 		o.Frames++
 		p, err := packet.Ethernet(frame)
 		if err != nil || p.Protocol != packet.TCP || !isPod(p.Source.Addr()) || !isPod(p.Destination.Addr()) || !within(here, p.Source.Addr()) {
 			return
 		}
-		o.segment(p)
+		o.segment(p, o.window.has(at, p))
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
@@ -136,31 +154,38 @@ func within(ps []netip.Prefix, a netip.Addr) bool {
 	return false
 }
 
-func (o *observer) segment(p packet.Packet) {
+func (o *observer) segment(p packet.Packet, counts bool) {
 	key := direction{p.Source, p.Destination}
 	if p.Flags&packet.SYN != 0 {
 		if s := o.streams[key]; s == nil || s.next != p.Sequence+1 { // not a copy of the same SYN
 			o.streams[key] = &stream{next: p.Sequence + 1}
-			o.Streams++
 		}
 		return
 	}
 	if len(p.Payload) == 0 {
 		return
 	}
-	if bytes.Contains(p.Payload, o.secret) {
+	if counts && bytes.Contains(p.Payload, o.secret) {
 		if o.Secrets++; o.FirstSecret == "" {
 			o.FirstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
 		}
 	}
 	s := o.streams[key]
 	if s == nil {
-		o.Midway++
-		s = &stream{plain: true, next: p.Sequence} // unproven counts as plain
+		s = &stream{plain: true, midway: true, next: p.Sequence} // unproven counts as plain
 		o.streams[key] = s
 	}
 	if !s.take(p.Sequence, p.Payload) {
 		return // sent again, or the same packet on its way out of the bridge
+	}
+	if !counts {
+		return
+	}
+	if !s.counts {
+		s.counts = true
+		if o.Streams++; s.midway {
+			o.Midway++
+		}
 	}
 	if s.plain {
 		o.PlainPackets, o.PlainBytes = o.PlainPackets+1, o.PlainBytes+len(p.Payload)
@@ -177,6 +202,9 @@ func (o *observer) segment(p packet.Packet) {
 // TLS is the mesh's, with certificates on both sides, and not an application's.
 func (o *observer) finish() {
 	for key, s := range o.streams {
+		if !s.counts {
+			continue
+		}
 		if n := len(s.early); n > 0 { // what a gap hides was never checked
 			s.plain = true
 			o.TLSPackets, o.PlainPackets = o.TLSPackets-n, o.PlainPackets+n

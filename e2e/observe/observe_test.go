@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/heddle-mesh/heddle/internal/packet"
 )
@@ -23,9 +24,9 @@ var (
 // play sends the segments, each with its offset in the stream, from client to
 // server after a SYN.
 func play(o *observer, segments ...segmentAt) {
-	o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.SYN, Sequence: 99})
+	o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.SYN, Sequence: 99}, true)
 	for _, s := range segments {
-		o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.ACK, Sequence: 100 + uint32(s.at), Payload: s.b})
+		o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.ACK, Sequence: 100 + uint32(s.at), Payload: s.b}, true)
 	}
 	o.finish()
 }
@@ -65,9 +66,32 @@ func TestObserver(t *testing.T) {
 
 func TestObserverStreamWithoutItsStartIsUnproven(t *testing.T) {
 	o := newObserver("the-word")
-	o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.ACK, Sequence: 5, Payload: record(23, "x")})
+	o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.ACK, Sequence: 5, Payload: record(23, "x")}, true)
 	if o.PlainPackets != 1 || o.Midway != 1 {
 		t.Errorf("plain %d, midway %d", o.PlainPackets, o.Midway)
+	}
+}
+
+// What is outside the window is followed, not counted.
+func TestWindow(t *testing.T) {
+	o := newObserver("the-word")
+	hello, more := record(22, "hello heddle/h1"), record(23, "sealed the-word")
+	send := func(at int, b []byte, counts bool) {
+		o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.ACK, Sequence: 100 + uint32(at), Payload: b}, counts)
+	}
+	o.segment(packet.Packet{Source: client, Destination: server, Flags: packet.SYN, Sequence: 99}, false)
+	send(0, hello, false)
+	send(len(hello), more, true)
+	o.segment(packet.Packet{Source: server, Destination: client, Flags: packet.ACK, Sequence: 5, Payload: []byte("HTTP/1.1 the-word")}, false)
+	o.finish()
+	if o.TLSPackets != 1 || o.PlainPackets != 0 || o.Midway != 0 || o.MeshStreams != 1 || o.Streams != 1 || o.Secrets != 1 {
+		t.Errorf("%+v", o.Tally)
+	}
+	from := time.Unix(100, 0)
+	w := Window{From: from, To: from.Add(time.Second), Pods: []netip.Addr{client.Addr()}}
+	p := packet.Packet{Source: server, Destination: client}
+	if !w.has(from, p) || w.has(from.Add(-1), p) || w.has(w.To, p) || w.has(from, packet.Packet{Source: server, Destination: server}) || !(Window{}).has(from, p) {
+		t.Error("the window's edges")
 	}
 }
 
