@@ -8,6 +8,7 @@ type MeshConfig struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 	Spec              MeshConfigSpec `json:"spec"`
+	Status            PolicyStatus   `json:"status,omitzero"`
 }
 
 // MeshConfigSpec is what a MeshConfig says.
@@ -42,6 +43,7 @@ type AccessPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 	Spec              AccessPolicySpec `json:"spec"`
+	Status            PolicyStatus     `json:"status,omitzero"`
 }
 
 // AccessPolicySpec is what an AccessPolicy says.
@@ -85,22 +87,4 @@ type AccessFrom struct {
 	Namespaces []string `json:"namespaces,omitempty"`
 	// CIDRs match the caller's address; weaker than identity.
 	CIDRs []string `json:"cidrs,omitempty"`
-}
-
-// TrafficPolicy says how callers treat a Service.
-type TrafficPolicy struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
-	Spec              TrafficPolicySpec `json:"spec"`
-}
-
-// TrafficPolicySpec is what a TrafficPolicy says; it grows with the issues.
-type TrafficPolicySpec struct {
-	TargetRefs []TargetRef `json:"targetRefs"`
-}
-
-// TargetRef names a Service of the policy's own namespace.
-type TargetRef struct {
-	Name string  `json:"name"`
-	Port *uint16 `json:"port,omitempty"`
 }

@@ -119,20 +119,3 @@ func (m *MeshConfig) Validate() []FieldError {
 	}
 	return out
 }
-
-// Validate gives what a schema cannot say; nil: the policy can be used.
-func (p *TrafficPolicy) Validate() []FieldError {
-	var out []FieldError
-	if len(p.Spec.TargetRefs) == 0 {
-		out = append(out, FieldError{"spec.targetRefs", "is empty", "name the Services it is for"})
-	}
-	for i, r := range p.Spec.TargetRefs {
-		if r.Name == "" {
-			out = append(out, FieldError{fmt.Sprintf("spec.targetRefs[%d].name", i), "is empty", "name a Service of the same namespace"})
-		}
-		if r.Port != nil && *r.Port == 0 {
-			out = append(out, FieldError{fmt.Sprintf("spec.targetRefs[%d].port", i), "0 is no port", "1 to 65535"})
-		}
-	}
-	return out
-}
