@@ -3064,8 +3064,11 @@ type Retry struct {
 	BackoffBase        *Duration              `protobuf:"bytes,7,opt,name=backoff_base,json=backoffBase,proto3" json:"backoff_base,omitempty"`
 	BackoffMax         *Duration              `protobuf:"bytes,8,opt,name=backoff_max,json=backoffMax,proto3" json:"backoff_max,omitempty"`
 	MaxBodyBytes       uint32                 `protobuf:"varint,9,opt,name=max_body_bytes,json=maxBodyBytes,proto3" json:"max_body_bytes,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Requests of these may be sent again although they may have been served;
+	// empty: the idempotent ones.
+	Methods       []string `protobuf:"bytes,10,rep,name=methods,proto3" json:"methods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Retry) Reset() {
@@ -3159,6 +3162,13 @@ func (x *Retry) GetMaxBodyBytes() uint32 {
 		return x.MaxBodyBytes
 	}
 	return 0
+}
+
+func (x *Retry) GetMethods() []string {
+	if x != nil {
+		return x.Methods
+	}
+	return nil
 }
 
 type Timeouts struct {
@@ -5595,7 +5605,7 @@ const file_api_wire_heddle_proto_rawDesc = "" +
 	"\x14consecutive_failures\x18\x01 \x01(\rR\x13consecutiveFailures\x12=\n" +
 	"\rbase_ejection\x18\x02 \x01(\v2\x18.heddle.wire.v1.DurationR\fbaseEjection\x12;\n" +
 	"\fmax_ejection\x18\x03 \x01(\v2\x18.heddle.wire.v1.DurationR\vmaxEjection\x12.\n" +
-	"\x13max_ejected_percent\x18\x04 \x01(\rR\x11maxEjectedPercent\"\x8c\x03\n" +
+	"\x13max_ejected_percent\x18\x04 \x01(\rR\x11maxEjectedPercent\"\xa6\x03\n" +
 	"\x05Retry\x12\x1a\n" +
 	"\battempts\x18\x01 \x01(\rR\battempts\x12@\n" +
 	"\x0fper_try_timeout\x18\x02 \x01(\v2\x18.heddle.wire.v1.DurationR\rperTryTimeout\x12!\n" +
@@ -5606,7 +5616,9 @@ const file_api_wire_heddle_proto_rawDesc = "" +
 	"\fbackoff_base\x18\a \x01(\v2\x18.heddle.wire.v1.DurationR\vbackoffBase\x129\n" +
 	"\vbackoff_max\x18\b \x01(\v2\x18.heddle.wire.v1.DurationR\n" +
 	"backoffMax\x12$\n" +
-	"\x0emax_body_bytes\x18\t \x01(\rR\fmaxBodyBytes\"\xa0\x01\n" +
+	"\x0emax_body_bytes\x18\t \x01(\rR\fmaxBodyBytes\x12\x18\n" +
+	"\amethods\x18\n" +
+	" \x03(\tR\amethods\"\xa0\x01\n" +
 	"\bTimeouts\x122\n" +
 	"\aconnect\x18\x01 \x01(\v2\x18.heddle.wire.v1.DurationR\aconnect\x122\n" +
 	"\arequest\x18\x02 \x01(\v2\x18.heddle.wire.v1.DurationR\arequest\x12,\n" +
