@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +23,6 @@ const (
 	adminAnswer = 30 * time.Second // for a large /metrics over a slow link
 	adminStop   = 2 * time.Second  // for open requests when we stop
 	adminBytes  = 16 << 10         // of a request's head
-	statusWait  = 10 * time.Second // for one write of status
 )
 
 func (p *plane) listenAdmin() (net.Listener, error) {
@@ -54,7 +51,7 @@ func (p *plane) admin(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("GET /debug/problems", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		// An empty list, not null.
-		_ = json.NewEncoder(w).Encode(append([]source.Problem{}, *p.problems.Load()...))
+		_ = json.NewEncoder(w).Encode(append([]source.Problem{}, p.newest.Load().problems...))
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: adminHeader, ReadTimeout: adminHeader, WriteTimeout: adminAnswer,
 		MaxHeaderBytes: adminBytes, ErrorLog: slog.NewLogLogger(p.log.Handler(), slog.LevelDebug)}
@@ -114,83 +111,32 @@ func (m *metrics) built(revision uint64, problems int, took time.Duration) {
 	m.seconds.Observe(took.Seconds())
 }
 
-// report logs each problem once, when it comes and when it goes, and writes
-// it to its object's status, until ctx ends. It works beside the builder: a
-// slow status write holds up no push.
+// report logs each problem once, when it comes and when it goes, until ctx
+// ends, and hands the newest world on to whoever writes status. It works
+// beside the builder: a slow log or status holds up no push.
 func (p *plane) report(ctx context.Context) error {
-	known := map[string]source.Ref{}
+	known := map[string]bool{}
 	for {
 		select {
 		case <-p.reported:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		now := map[string]source.Ref{}
-		bad := map[source.Ref][]source.Problem{}
-		for _, problem := range *p.problems.Load() {
+		r := *p.newest.Load()
+		p.status.Update(r.snap, r.problems)
+		now := map[string]bool{}
+		for _, problem := range r.problems {
 			text := problem.String()
-			now[text] = problem.Ref
-			bad[problem.Ref] = append(bad[problem.Ref], problem)
-			if _, ok := known[text]; !ok {
+			now[text] = true
+			if !known[text] {
 				p.log.Warn("problem", "problem", text)
 			}
 		}
-		changed := map[source.Ref]bool{}
-		for text, ref := range known {
-			if _, ok := now[text]; !ok {
+		for text := range known {
+			if !now[text] {
 				p.log.Info("problem solved", "problem", text)
-				changed[ref] = true
 			}
-		}
-		for text, ref := range now {
-			if _, ok := known[text]; !ok {
-				changed[ref] = true
-			}
-		}
-		for ref := range changed {
-			p.writeStatus(ctx, ref, bad[ref])
 		}
 		known = now
-	}
-}
-
-// statusKinds are our own kinds: other objects' status belongs to others.
-var statusKinds = []string{"MeshConfig", "AccessPolicy", "TrafficPolicy"}
-
-// exists says whether an object without problems is still there.
-func (p *plane) exists(ref source.Ref) bool {
-	snap, key := p.cfg.Source.Snapshot(), source.Key{Namespace: ref.Namespace, Name: ref.Name}
-	switch ref.Kind {
-	case "AccessPolicy":
-		return snap.AccessPolicies[key] != nil
-	case "TrafficPolicy":
-		return snap.TrafficPolicies[key] != nil
-	}
-	return snap.Mesh != nil && snap.Mesh.Name == ref.Name
-}
-
-func (p *plane) writeStatus(ctx context.Context, ref source.Ref, problems []source.Problem) {
-	if !slices.Contains(statusKinds, ref.Kind) || ref.Name == "" || len(problems) == 0 && !p.exists(ref) {
-		return
-	}
-	c := source.Condition{Type: "Accepted", Status: "True", Reason: "Accepted", Message: "in force"}
-	for i, problem := range problems {
-		if i == 0 {
-			c.Status, c.Reason, c.Message = "False", "Invalid", ""
-		} else {
-			c.Message += "; "
-		}
-		if problem.Field != "" {
-			c.Message += problem.Field + ": "
-		}
-		c.Message += problem.Err
-		if problem.Fix != "" {
-			c.Message += " (" + problem.Fix + ")"
-		}
-	}
-	ctx, cancel := context.WithTimeout(ctx, statusWait)
-	defer cancel()
-	if err := p.cfg.Source.WriteStatus(ctx, ref, []source.Condition{c}); err != nil && !errors.Is(err, source.ErrNotFound) {
-		p.log.Warn("cannot write status", "object", ref.String(), "error", err)
 	}
 }

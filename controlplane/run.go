@@ -21,6 +21,7 @@ import (
 	"github.com/heddle-mesh/heddle/controlplane/ca"
 	"github.com/heddle-mesh/heddle/controlplane/serve"
 	"github.com/heddle-mesh/heddle/controlplane/state"
+	"github.com/heddle-mesh/heddle/controlplane/status"
 	"github.com/heddle-mesh/heddle/internal/identity"
 	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/source"
@@ -51,17 +52,28 @@ type plane struct {
 	domain   spiffeid.TrustDomain
 	ca       *ca.CA
 	identity *identity.Store
-	problems atomic.Pointer[[]source.Problem] // newest
-	reported chan struct{}                    // one signal: problems are new
+	newest   atomic.Pointer[built]
+	reported chan struct{} // one signal: newest is new
+	status   *status.Writer
 	serving  atomic.Bool
 }
+
+// built is a snapshot that became a world, and what is wrong in it.
+type built struct {
+	snap     *source.Snapshot
+	problems []source.Problem
+}
+
+// statusLease is held by the one replica that writes status.
+const statusLease = "heddle-status"
 
 // Run serves until ctx ends. An error says what could not start.
 func Run(ctx context.Context, cfg Config) error {
 	p := &plane{cfg: cfg, log: telemetry.Discard(cfg.Log), registry: telemetry.NewRegistry(run.Version),
 		worlds: serve.NewLatest(), identity: identity.NewStore(), reported: make(chan struct{}, 1)}
 	p.metrics = newMetrics(p.registry)
-	p.problems.Store(&[]source.Problem{})
+	p.newest.Store(&built{})
+	p.status = status.New(cfg.Source.WriteStatus, p.log)
 	if p.cfg.Replica == "" {
 		p.cfg.Replica, _ = os.Hostname()
 	}
@@ -121,7 +133,11 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 	})
 	g.Go("own identity", func(ctx context.Context) error { return p.keepOwn(ctx, wait, roots) })
 	g.Go("builder", p.build)
-	g.Go("status", p.report)
+	g.Go("problems", p.report)
+	g.Go("status", func(ctx context.Context) error {
+		p.cfg.Source.Lead(ctx, statusLease, p.status.Run)
+		return ctx.Err()
+	})
 	server := serve.New(serve.Config{Listener: peers, TrustDomain: p.domain, Identity: p.identity, Authority: p.ca,
 		Tokens: p.cfg.Source, Worlds: p.worlds, Replica: p.cfg.Replica, Version: run.Version, Log: p.log, Metrics: p.registry})
 	g.Go("serve", func(ctx context.Context) error {
@@ -227,7 +243,7 @@ func (p *plane) build(ctx context.Context) error {
 		world = state.Build(world, snap, state.Options{TrustDomain: p.domain.Name(), ClusterDomain: p.cfg.ClusterDomain, Roots: p.bundles()})
 		p.worlds.Set(world)
 		problems := world.Problems()
-		p.problems.Store(&problems)
+		p.newest.Store(&built{snap, problems})
 		p.metrics.built(world.Revision(), len(problems), time.Since(began))
 		select {
 		case p.reported <- struct{}{}:
