@@ -33,16 +33,16 @@ const (
 
 // Config of the injector.
 type Config struct {
-	Listen    string   // host:port of the webhook, TLS
-	Metrics   string   // host:port of /metrics, /ready and /live, plain
-	CertDir   string   // serving certificate; empty folder: we make one
-	CertNames []string // names of a certificate we make
-	// TrustBundle is a PEM file with the roots that sidecars trust first; it
-	// is read again when it changes.
-	TrustBundle string
-	Source      source.Source
-	Mesh        patch.Config // its TrustBundle is filled in from the file
-	Log         *slog.Logger // nil: discard
+	Listen  string // host:port of the webhook, TLS
+	Metrics string // host:port of /metrics, /ready and /live, plain
+	// Certificate is the webhook's own: where it is kept, its names, and how
+	// the API server hears of its CA. Its Log is ours.
+	Certificate webhook.CertConfig
+	// Roots are what sidecars trust first; read again when they change.
+	Roots  Roots
+	Source source.Source
+	Mesh   patch.Config // its TrustBundle is filled in from Roots
+	Log    *slog.Logger // nil: discard
 }
 
 // Run serves until ctx ends or a part fails.
@@ -61,12 +61,16 @@ func Run(ctx context.Context, cfg Config) error {
 // runOn serves on listeners, which it closes.
 func runOn(ctx context.Context, cfg Config, reviews, metrics net.Listener) error {
 	cfg.Log = telemetry.Discard(cfg.Log)
-	bundle := newBundle(cfg.TrustBundle, cfg.Mesh, cfg.Log)
-	certs := webhook.NewCerts(webhook.CertConfig{Dir: cfg.CertDir, Names: cfg.CertNames, Log: cfg.Log})
+	bundle := newBundle(cfg.Roots, cfg.Mesh, cfg.Log)
+	cfg.Certificate.Log = cfg.Log
+	certs := webhook.NewCerts(cfg.Certificate)
 	handler := webhook.New(webhook.Config{Snapshot: cfg.Source.Snapshot, Mesh: bundle.mesh, Log: cfg.Log})
 	registry := telemetry.NewRegistry(cfg.Mesh.Version)
 	registry.Register(handler.Collectors()...)
 	ready := readiness{source: cfg.Source, bundle: bundle, certs: certs, address: reviews.Addr()}
+	if cfg.Certificate.Publish != nil && len(cfg.Certificate.Names) > 0 {
+		ready.name = cfg.Certificate.Names[0]
+	}
 
 	g := run.NewGroup(ctx)
 	g.Go("source", cfg.Source.Run)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/injector/patch"
+	"github.com/heddle-mesh/heddle/injector/webhook"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -39,7 +40,8 @@ func (f *fixed) Snapshot() *source.Snapshot { return f.world.Load() }
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	src := &fixed{}
-	cfg := Config{CertDir: filepath.Join(dir, "certs"), CertNames: []string{"127.0.0.1"}, TrustBundle: filepath.Join(dir, "roots.pem"), Source: src, Mesh: mesh}
+	rootsPEM, certDir := filepath.Join(dir, "roots.pem"), filepath.Join(dir, "certs")
+	cfg := Config{Certificate: webhook.CertConfig{Dir: certDir, Names: []string{"127.0.0.1"}}, Roots: RootsFile(rootsPEM), Source: src, Mesh: mesh}
 	reviews, metrics := listen(t), listen(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -49,12 +51,12 @@ func TestRun(t *testing.T) {
 	await(t, plain+"/ready", "not ready: nothing of the world is known yet")
 	src.world.Store(&source.Snapshot{Namespaces: map[string]*source.Namespace{"shop": {Name: "shop", Labels: map[string]string{"heddle.dev/inject": "enabled"}}}})
 	await(t, plain+"/ready", "not ready: the trust bundle has not been read yet")
-	if err := os.WriteFile(cfg.TrustBundle, []byte(root), 0o600); err != nil {
+	if err := os.WriteFile(rootsPEM, []byte(root), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	await(t, plain+"/ready", "ready")
 
-	pem, err := os.ReadFile(filepath.Join(cfg.CertDir, "ca.pem"))
+	pem, err := os.ReadFile(filepath.Join(certDir, "ca.pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +141,7 @@ func TestBundle(t *testing.T) {
 			}
 			time.Sleep(2 * bundleCheck)
 		}
-		b := newBundle(file, mesh, slog.New(slog.DiscardHandler))
+		b := newBundle(RootsFile(file), mesh, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- b.run(ctx) }()
@@ -180,7 +182,7 @@ func TestBundle(t *testing.T) {
 
 func TestBundleNeverComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBundle(filepath.Join(t.TempDir(), "none"), mesh, slog.New(slog.DiscardHandler))
+		b := newBundle(RootsFile(filepath.Join(t.TempDir(), "none")), mesh, slog.New(slog.DiscardHandler))
 		start := time.Now()
 		err := b.run(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "does not exist yet") || time.Since(start) != bundleWait {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,7 @@ type readiness struct {
 	bundle  *bundle
 	certs   *webhook.Certs
 	address net.Addr // of the webhook
+	name    string   // by which the API server calls us; "": it is not told our CA
 }
 
 // check covers all a review needs, the port included: other injectors were
@@ -41,15 +43,19 @@ func (r readiness) check(ctx context.Context) error {
 	if time.Now().After(leaf.NotAfter) {
 		return fmt.Errorf("the serving certificate ended at %s", leaf.NotAfter.Format(time.RFC3339))
 	}
+	if r.name != "" && r.certs.Published() == nil {
+		return errors.New("the API server has not been told our CA yet (caBundle)")
+	}
 	return r.dial(ctx)
 }
 
-// dial speaks to the webhook's port as the API server would. Who answers must
-// hold our certificate; who signed it is the API server's business.
+// dial speaks to the webhook's port as the API server would: by the Service's
+// name and with the roots it was told, where we told it. Who answers must hold
+// our certificate in any case.
 func (r readiness) dial(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		InsecureSkipVerify: true, // in favour of the exact comparison below
 		VerifyConnection: func(cs tls.ConnectionState) error {
@@ -58,7 +64,12 @@ func (r readiness) dial(ctx context.Context) error {
 			}
 			return nil
 		},
-	}}
+	}
+	if r.name != "" {
+		config.InsecureSkipVerify, config.ServerName, config.RootCAs = false, r.name, x509.NewCertPool()
+		config.RootCAs.AppendCertsFromPEM(r.certs.Published())
+	}
+	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+ownAddress(r.address)+"/live", nil)
 	if err != nil {

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,19 +16,42 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.Listen != ":15017" || cfg.Metrics != ":15018" || !cfg.Mesh.Classic || cfg.Mesh.ControlPlane != "h:1" || cfg.TrustBundle != "/b" {
+	if cfg.Listen != ":15017" || cfg.Metrics != ":15018" || !cfg.Mesh.Classic || cfg.Mesh.ControlPlane != "h:1" || cfg.Roots.Where != "file /b" || cfg.Certificate.Dir != "/c" {
 		t.Errorf("%+v", cfg)
 	}
-	if !slices.Contains(cfg.CertNames, "10.0.0.1") || !slices.Contains(cfg.CertNames, "heddle-injector.heddle-system.svc") {
-		t.Error(cfg.CertNames)
+	if !slices.Contains(cfg.Certificate.Names, "10.0.0.1") || !slices.Contains(cfg.Certificate.Names, "heddle-injector.heddle-system.svc") {
+		t.Error(cfg.Certificate.Names)
 	}
 }
 
 func TestParseRefuses(t *testing.T) {
 	good := []string{"--source=files:/w", "--cert-dir=/c", "--trust-bundle=/b"}
-	for _, bad := range []string{"--source=kube", "--source=files:", "--cert-dir=", "--trust-bundle=", "--log-level=loud", "--control-plane=h", "--trust-domain=A b", "--sidecar-command=", "--what", "word"} {
+	for _, bad := range []string{"--source=sky", "--source=files:", "--webhook-config=x", "--cert-secret=a/b", "--trust-bundle=configmap:x", "--trust-bundle=configmap:a/b/c", "--cert-dir=", "--trust-bundle=", "--log-level=loud", "--control-plane=h", "--trust-domain=A b", "--sidecar-command=", "--what", "word"} {
 		if cfg, err := parse(append(slices.Clone(good), bad), io.Discard, io.Discard); err == nil {
 			t.Errorf("%s: %+v", bad, cfg)
+		}
+	}
+}
+
+// In a cluster, everything comes from the API server.
+func TestParseKube(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\ncontexts: [{name: here, context: {cluster: c}}]\ncurrent-context: here\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--source=kube", "--kubeconfig=" + kubeconfig, "--cert-secret=heddle-system/heddle-injector-tls",
+		"--trust-bundle=configmap:heddle-system/heddle-trust-bundle", "--webhook-config=heddle-injector"}
+	cfg, err := parse(args, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Certificate.Secret.Name != "heddle-injector-tls" || cfg.Certificate.Publish == nil || cfg.Roots.Where != "ConfigMap heddle-system/heddle-trust-bundle" {
+		t.Errorf("%+v", cfg)
+	}
+	for _, bad := range []string{"--cert-secret=x", "--cert-secret=", "--cert-dir=/c", "--trust-bundle=configmap:"} {
+		if _, err := parse(append(slices.Clone(args), bad), io.Discard, io.Discard); err == nil {
+			t.Error(bad)
 		}
 	}
 }

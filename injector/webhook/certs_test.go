@@ -63,7 +63,7 @@ func TestSelfMadeRenews(t *testing.T) {
 		serials, cas := map[string]bool{}, map[string]bool{}
 		var pool *x509.CertPool
 		for since := time.Duration(0); since < 2*caLife; since += look {
-			if err := c.step(); err != nil {
+			if err := c.step(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if since%read == 0 {
@@ -97,8 +97,7 @@ func TestSelfMadeMends(t *testing.T) {
 	for _, gone := range []string{caKeyFile, rootsFile, keyFile, certFile} {
 		t.Run(gone, func(t *testing.T) {
 			dir := t.TempDir()
-			s := &selfMade{dir: dir, names: names, log: NewCerts(CertConfig{}).cfg.Log}
-			if err := s.maintain(time.Now()); err != nil {
+			if err := NewCerts(CertConfig{Dir: dir, Names: names}).step(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			before, _ := os.ReadFile(filepath.Join(dir, rootsFile))
@@ -106,7 +105,7 @@ func TestSelfMadeMends(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := NewCerts(CertConfig{Dir: dir, Names: names})
-			if err := c.step(); err != nil {
+			if err := c.step(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			verify(t, c.Leaf(), roots(t, dir))
@@ -121,12 +120,12 @@ func TestSelfMadeMends(t *testing.T) {
 func TestSelfMadeTakesNewNames(t *testing.T) {
 	dir := t.TempDir()
 	old := NewCerts(CertConfig{Dir: dir, Names: names[:1]})
-	if err := old.step(); err != nil {
+	if err := old.step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	pool := roots(t, dir)
 	c := NewCerts(CertConfig{Dir: dir, Names: names})
-	if err := c.step(); err != nil {
+	if err := c.step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	verify(t, c.Leaf(), pool) // by the same CA
@@ -176,7 +175,7 @@ func TestGivenReloads(t *testing.T) {
 func given(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := (&selfMade{dir: dir, names: names, log: NewCerts(CertConfig{}).cfg.Log}).maintain(time.Now()); err != nil {
+	if err := NewCerts(CertConfig{Dir: dir, Names: names}).step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return dir

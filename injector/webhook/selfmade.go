@@ -14,8 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 )
@@ -30,11 +28,12 @@ const (
 	backDate = time.Minute // other machines' clocks
 )
 
-// selfMade is a small CA in a folder, for one server.
+// selfMade is a small CA, for one server or its replicas.
 type selfMade struct {
-	dir   string
-	names []string
-	log   *slog.Logger
+	data    map[string][]byte // as stored; changed in place
+	changed []string          // what was changed, in the order to write
+	names   []string
+	log     *slog.Logger
 }
 
 // authority is the CA that signs, and all whose signature still counts.
@@ -44,18 +43,15 @@ type authority struct {
 	roots []*x509.Certificate // cert first
 }
 
-// maintain makes what is missing and renews what nears its end. It may be
-// stopped anywhere and run again.
+// maintain makes what is missing and renews what nears its end. Writing what
+// it changed may stop anywhere; the next time mends it.
 func (s *selfMade) maintain(now time.Time) error {
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return fmt.Errorf("make certificate folder: %w", err)
-	}
 	ca, err := s.readCA()
 	if err == nil && now.After(ca.cert.NotAfter) {
 		err = errors.New("the CA has ended")
 	}
 	if err != nil {
-		s.log.Info("making a CA for the webhook", "dir", s.dir, "why", err.Error())
+		s.log.Info("making a CA for the webhook", "why", err.Error())
 		if ca, err = s.newCA(nil, now); err != nil {
 			return err
 		}
@@ -64,12 +60,14 @@ func (s *selfMade) maintain(now time.Time) error {
 		if err := s.issue(ca, now); err != nil {
 			return err
 		}
-		s.log.Info("a new CA for the webhook stands beside the old one", "dir", s.dir, "until", ca.cert.NotAfter)
-		_, err = s.newCA(ca.roots, now)
+		next, err := s.newCA(ca.roots, now)
+		if err == nil {
+			s.log.Info("a new CA for the webhook stands beside the old one", "new until", next.cert.NotAfter, "old until", ca.cert.NotAfter)
+		}
 		return err
 	}
 	if why := s.stale(ca, now); why != "" {
-		s.log.Info("making a serving certificate", "dir", s.dir, "why", why)
+		s.log.Info("making a serving certificate", "why", why)
 		return s.issue(ca, now)
 	}
 	return nil
@@ -77,7 +75,7 @@ func (s *selfMade) maintain(now time.Time) error {
 
 // stale says why the serving certificate must be made anew; "" if it need not.
 func (s *selfMade) stale(ca *authority, now time.Time) string {
-	pair, err := tls.LoadX509KeyPair(filepath.Join(s.dir, certFile), filepath.Join(s.dir, keyFile))
+	pair, err := tls.X509KeyPair(s.data[certFile], s.data[keyFile])
 	if err != nil {
 		return err.Error()
 	}
@@ -105,7 +103,7 @@ func due(c *x509.Certificate, now time.Time) bool {
 }
 
 func (s *selfMade) readCA() (*authority, error) {
-	pair, err := tls.LoadX509KeyPair(filepath.Join(s.dir, rootsFile), filepath.Join(s.dir, caKeyFile))
+	pair, err := tls.X509KeyPair(s.data[rootsFile], s.data[caKeyFile])
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +122,7 @@ func (s *selfMade) readCA() (*authority, error) {
 	return ca, nil
 }
 
-// newCA makes a CA and writes it in front of the older ones that have not
+// newCA makes a CA and puts it in front of the older ones that have not
 // ended.
 func (s *selfMade) newCA(older []*x509.Certificate, now time.Time) (*authority, error) {
 	older = slices.DeleteFunc(slices.Clone(older), func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
@@ -147,7 +145,8 @@ func (s *selfMade) newCA(older []*x509.Certificate, now time.Time) (*authority, 
 	if err := s.writeKey(caKeyFile, key); err != nil {
 		return nil, err
 	}
-	return ca, s.write(rootsFile, roots.Bytes(), 0o644)
+	s.put(rootsFile, roots.Bytes())
+	return ca, nil
 }
 
 // issue makes the serving certificate, clamped to the CA's end.
@@ -177,7 +176,8 @@ func (s *selfMade) issue(ca *authority, now time.Time) error {
 	if err := s.writeKey(keyFile, key); err != nil {
 		return err
 	}
-	return s.write(certFile, certPEM(cert), 0o644)
+	s.put(certFile, certPEM(cert))
+	return nil
 }
 
 func template(name string, now, end time.Time) *x509.Certificate {
@@ -205,22 +205,11 @@ func (s *selfMade) writeKey(name string, key *ecdsa.PrivateKey) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	return s.write(name, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
+	s.put(name, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return nil
 }
 
-// write replaces a file as a whole: a reader sees the old or the new one.
-func (s *selfMade) write(name string, b []byte, mode os.FileMode) error {
-	tmp, err := os.CreateTemp(s.dir, "."+name+".*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), filepath.Join(s.dir, name))
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, errors.Join(err, os.Remove(tmp.Name())))
-	}
-	return nil
+func (s *selfMade) put(name string, b []byte) {
+	s.data[name] = b
+	s.changed = append(s.changed, name)
 }

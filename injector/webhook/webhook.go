@@ -53,6 +53,7 @@ type Config struct {
 // Handler answers admission reviews.
 type Handler struct {
 	cfg     Config
+	budget  budget
 	reviews *prometheus.CounterVec
 	seconds prometheus.Histogram
 }
@@ -61,7 +62,8 @@ type Handler struct {
 func New(cfg Config) *Handler {
 	cfg.Log = telemetry.Discard(cfg.Log)
 	return &Handler{
-		cfg: cfg,
+		cfg:    cfg,
+		budget: newBudget(),
 		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "heddle_injector_reviews_total",
 			Help: "Admission reviews answered, by result (injected, skipped, refused, denied, error) and reason.",
@@ -84,6 +86,16 @@ func (h *Handler) Collectors() []prometheus.Collector {
 // namespace has asked for the mesh and a pod outside it would be open.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
+	done, err := h.budget.take(r.Context(), r.ContentLength)
+	if err != nil {
+		h.reviews.WithLabelValues("error", "busy").Inc()
+		h.cfg.Log.Warn("review turned away", "remote", r.RemoteAddr, "err", err)
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer done()
+	// Where deadlines are not to be had (a test's recorder), the server's hold.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	req, code, err := readReview(w, r)
 	if err != nil {
 		h.reviews.WithLabelValues("error", "bad_request").Inc()
