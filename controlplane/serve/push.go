@@ -34,7 +34,7 @@ func (x *session) due(all bool) (names, refused []string) {
 			x.fresh[name] = true
 		}
 	}
-	for _, name := range own {
+	for _, name := range own[x.who.Kind] {
 		if x.fresh[name] {
 			names = append(names, name)
 			delete(x.fresh, name)

@@ -3,10 +3,12 @@ package serve
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/state"
 	"github.com/heddle-mesh/heddle/internal/wire"
 )
 
@@ -44,7 +46,7 @@ func (x *session) handle(m *pb.PeerMessage, now time.Time) error {
 		}
 	case *pb.PeerMessage_Unsubscribe:
 		for _, name := range m.Unsubscribe.GetNames() {
-			if !isOwn(name) {
+			if !x.isOwn(name) {
 				delete(x.subs, name)
 				delete(x.fresh, name)
 			}
@@ -62,11 +64,18 @@ func (x *session) greet(h *pb.Hello) error {
 	if x.hello {
 		return wire.Refuse(wire.Invalid, "a second Hello")
 	}
-	if k := h.GetKind(); k != pb.PeerKind_PEER_KIND_SIDECAR {
+	switch k := h.GetKind(); k {
+	case pb.PeerKind_PEER_KIND_SIDECAR:
+	case pb.PeerKind_PEER_KIND_NODE:
+		if x.who.Namespace != state.NodeAgentNamespace || x.who.ServiceAccount != state.NodeAgentAccount {
+			return wire.Refuse(wire.Denied, "service account %s/%s is not the node agent's (%s/%s)",
+				x.who.Namespace, x.who.ServiceAccount, state.NodeAgentNamespace, state.NodeAgentAccount)
+		}
+	default:
 		return wire.Refuse(wire.Unsupported, "peers of kind %s are not served yet", k)
 	}
 	x.hello, x.who.Kind = true, h.GetKind()
-	for _, name := range own {
+	for _, name := range own[x.who.Kind] {
 		if err := x.want(name, nil); err != nil {
 			return err
 		}
@@ -117,32 +126,25 @@ func (x *session) signal() {
 	}
 }
 
-func isOwn(name string) bool {
-	for _, o := range own {
-		if name == o {
-			return true
-		}
-	}
-	return false
-}
+func (x *session) isOwn(name string) bool { return slices.Contains(own[x.who.Kind], name) }
 
 // check says why a name cannot be subscribed to; empty: it can.
 func (x *session) check(name string) string {
-	if isOwn(name) {
+	if x.isOwn(name) {
 		return ""
 	}
 	if len(name) > maxName {
 		return "name too long"
 	}
 	ip, ok := strings.CutPrefix(name, "addr/")
-	if !ok {
+	if !ok || x.who.Kind != pb.PeerKind_PEER_KIND_SIDECAR {
 		return "no such resource"
 	}
 	addr, err := netip.ParseAddr(ip)
 	if err != nil || addr.Zone() != "" || addr.Is4In6() || addr.String() != ip {
 		return "not an address in its canonical form"
 	}
-	if x.subs[name] == nil && len(x.subs) >= maxNames+len(own) {
+	if x.subs[name] == nil && len(x.subs) >= maxNames+len(own[x.who.Kind]) {
 		return "too many names"
 	}
 	return ""

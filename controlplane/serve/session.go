@@ -48,9 +48,12 @@ type sub struct {
 	changed  time.Time       // of the world that made us send version; zero: the peer's own wish
 }
 
-// own are the resources that every sidecar gets without asking, in the order
-// in which it needs them.
-var own = []string{"bundle", "mesh", "inbound"}
+// own are the resources that a peer of each kind gets without asking, in the
+// order in which it needs them.
+var own = map[pb.PeerKind][]string{
+	pb.PeerKind_PEER_KIND_SIDECAR: {"bundle", "mesh", "inbound"},
+	pb.PeerKind_PEER_KIND_NODE:    {"bundle", "mesh", "node"},
+}
 
 var errGone = errors.New("the peer's pod is gone")
 

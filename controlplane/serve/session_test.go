@@ -2,12 +2,14 @@ package serve
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/state"
 	"github.com/heddle-mesh/heddle/internal/wire"
 )
 
@@ -144,7 +146,7 @@ func TestRefusedNames(t *testing.T) {
 func TestTooManyNames(t *testing.T) {
 	bubble(t, func(t *testing.T, p *plane) {
 		x := newSession(p.server, nil, firstPeer)
-		x.hello = true
+		x.hello, x.who.Kind = true, pb.PeerKind_PEER_KIND_SIDECAR
 		var ns []string
 		for i := range maxNames + 10 {
 			ns = append(ns, fmt.Sprintf("addr/10.%d.%d.%d", i>>16, i>>8&255, i&255))
@@ -152,7 +154,7 @@ func TestTooManyNames(t *testing.T) {
 		if err := x.handle(&pb.PeerMessage{Message: &pb.PeerMessage_Subscribe{Subscribe: &pb.Subscribe{Names: ns}}}, time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if len(x.refused) == 0 || len(x.subs) > maxNames+len(own) {
+		if len(x.refused) == 0 || len(x.subs) > maxNames+len(own[x.who.Kind]) {
 			t.Errorf("%d names taken, %d refused", len(x.subs), len(x.refused))
 		}
 	})
@@ -171,7 +173,7 @@ func TestBadPeersAreRefused(t *testing.T) {
 		"says nothing":        {"web", "uid-1", nil, "no Hello within"},
 		"no hello":            {"web", "uid-1", []*pb.PeerMessage{{Message: &pb.PeerMessage_Heartbeat{}}}, "the first message must be Hello"},
 		"two hellos":          {"web", "uid-1", []*pb.PeerMessage{sidecar, sidecar}, "a second Hello"},
-		"claims to be a node": {"web", "uid-1", []*pb.PeerMessage{hello(pb.PeerKind_PEER_KIND_NODE)}, "not served yet"},
+		"claims to be a node": {"web", "uid-1", []*pb.PeerMessage{hello(pb.PeerKind_PEER_KIND_NODE)}, "shop/web is not the node agent's"},
 		"pod gone":            {"web", "uid-9", nil, "is gone"},
 		"another's pod":       {"web", "uid-2", nil, "the credential says shop/web"},
 		"no pod":              {"web", "", nil, "names no pod"},
@@ -190,6 +192,26 @@ func TestBadPeersAreRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node agent gets the node's own resources and may ask for nothing else.
+func TestNodeAgent(t *testing.T) {
+	bubble(t, func(t *testing.T, p *plane) {
+		x := newSession(p.server, nil, state.Peer{Namespace: state.NodeAgentNamespace, ServiceAccount: state.NodeAgentAccount, PodUID: "uid-1"})
+		for _, m := range []*pb.PeerMessage{
+			{Message: &pb.PeerMessage_Hello{Hello: &pb.Hello{Kind: pb.PeerKind_PEER_KIND_NODE}}},
+			{Message: &pb.PeerMessage_Subscribe{Subscribe: &pb.Subscribe{Names: []string{"addr/10.96.0.1", "inbound", "node"}}}},
+		} {
+			if err := x.handle(m, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		due, refused := x.due(true)
+		slices.Sort(refused)
+		if got := fmt.Sprint(due, refused); got != "[bundle mesh node] [addr/10.96.0.1 inbound]" {
+			t.Errorf("due and refused: %s", got)
+		}
+	})
 }
 
 // While a peer does not read, versions are skipped, not queued.

@@ -123,7 +123,7 @@ func FuzzHandle(f *testing.F) {
 				return
 			}
 		}
-		if len(x.refused) > maxBadNames || len(x.subs) > maxNames+len(own) {
+		if len(x.refused) > maxBadNames || len(x.subs) > maxNames+len(own[x.who.Kind]) {
 			t.Errorf("%d names, %d refused", len(x.subs), len(x.refused))
 		}
 		x.due(true)

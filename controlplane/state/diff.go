@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/forward"
 	iwire "github.com/heddle-mesh/heddle/internal/wire"
 )
 
@@ -12,6 +13,12 @@ import (
 // peers that hold old, so a caller makes it once.
 func Diff(old, new *Resource) *wire.Update {
 	if old == nil {
+		return new.Update
+	}
+	if n := new.Update.GetNode(); n != nil && old.Update.GetNode() != nil {
+		if d := forward.Diff(old.Version, old.Update.GetNode(), n); d != nil {
+			return &wire.Update{Name: new.Name, Version: new.Version, Revision: new.Revision, Content: &wire.Update_NodeDelta{NodeDelta: d}}
+		}
 		return new.Update
 	}
 	was, now := old.Update.GetDestination().GetService(), new.Update.GetDestination().GetService()

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/heddle-mesh/heddle/controlplane/forward"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -60,6 +61,9 @@ func (b *builder) claims(old, now map[netip.Addr]source.Key, a netip.Addr) {
 }
 
 func (b *builder) makeServices() {
+	if len(b.services) > 0 || b.forwards == nil {
+		b.forwards = &forward.List{}
+	}
 	var copied bool
 	for k := range b.services {
 		m := unshare(&b.World.services, &copied)
@@ -72,7 +76,7 @@ func (b *builder) makeServices() {
 			if slices.ContainsFunc(slices.Concat(s.ClusterIPs, outerVIPs(s)), func(a netip.Addr) bool { return b.moved[a] }) {
 				v4, v6 = nil, nil
 			}
-			m[k] = &serviceNode{s, v4.next(b.revision), v6.next(b.revision)}
+			m[k] = &serviceNode{s, v4.next(b.revision), v6.next(b.revision), &forward.Service{}}
 		} else {
 			delete(m, k)
 		}

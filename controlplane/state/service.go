@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/protocol"
 	"github.com/heddle-mesh/heddle/internal/endpoint"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
@@ -99,8 +100,8 @@ func servicePorts(s *source.Service) []*wire.ServicePort {
 	var out []*wire.ServicePort
 	for _, p := range s.Ports {
 		out = append(out, &wire.ServicePort{
-			Name: p.Name, Port: uint32(p.Port), Transport: transport(p.Protocol), AppProtocol: p.AppProtocol,
-			Protocol: protocolOf(p.AppProtocol, p.Name, p.Protocol), NodePort: uint32(p.NodePort),
+			Name: p.Name, Port: uint32(p.Port), Transport: protocol.Transport(p.Protocol), AppProtocol: p.AppProtocol,
+			Protocol: protocol.Of(p.AppProtocol, p.Name, p.Protocol), NodePort: uint32(p.NodePort),
 		})
 	}
 	return out

@@ -11,6 +11,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane/access"
+	"github.com/heddle-mesh/heddle/controlplane/forward"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -60,6 +61,7 @@ type World struct {
 	policies    *access.Set
 
 	bundle, mesh *cell
+	forwards     *forward.List         // the Services as nodes forward them
 	left         map[netip.Addr]uint64 // addresses that were known once, and when they went
 	base         uint64                // revision of everything that was never known
 	externals    *externalMemo
@@ -69,6 +71,7 @@ type World struct {
 type serviceNode struct {
 	service *source.Service
 	v4, v6  *cell
+	forward *forward.Service
 }
 
 // podNode is a pod that is not over.
@@ -120,6 +123,8 @@ func (w *World) Resource(name string, p Peer) *Resource {
 		}).find(name)
 	case "inbound":
 		return w.inboundOf(p)
+	case "node":
+		return w.node(p)
 	}
 	return nil
 }

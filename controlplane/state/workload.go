@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/controlplane/protocol"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -35,9 +36,9 @@ func (w *World) portsOf(p *source.Pod) []*wire.ServicePort {
 	}
 	found := map[key]*wire.ServicePort{}
 	learn := func(k key, name, app string) {
-		proto := protocolOf(app, name, k.l4)
+		proto := protocol.Of(app, name, k.l4)
 		if had := found[k]; had == nil || had.Protocol == wire.Protocol_PROTOCOL_DETECT && proto != wire.Protocol_PROTOCOL_DETECT {
-			found[k] = &wire.ServicePort{Name: name, Port: uint32(k.port), Transport: transport(k.l4), AppProtocol: app, Protocol: proto}
+			found[k] = &wire.ServicePort{Name: name, Port: uint32(k.port), Transport: protocol.Transport(k.l4), AppProtocol: app, Protocol: proto}
 		}
 	}
 	for _, svc := range w.servicesOfPod(p) {

@@ -1,15 +1,16 @@
-package state
+// Package protocol says what a port speaks, by what its Service or pod says of
+// it: the transport, and what runs on it. It looks at no bytes: a port that
+// nothing is said of is looked at by the sidecar. controlplane/state calls it.
+package protocol
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/heddle-mesh/heddle/api/wire"
-	"github.com/heddle-mesh/heddle/internal/redirect"
-	"github.com/heddle-mesh/heddle/internal/source"
 )
 
-func transport(protocol string) wire.Transport {
+// Transport reads a port's protocol field; empty means TCP.
+func Transport(protocol string) wire.Transport {
 	switch protocol {
 	case "UDP":
 		return wire.Transport_TRANSPORT_UDP
@@ -19,10 +20,10 @@ func transport(protocol string) wire.Transport {
 	return wire.Transport_TRANSPORT_TCP
 }
 
-// protocolOf says what to speak to a port: its appProtocol (KEP-1507), else
+// Of says what to speak to a port: its appProtocol (KEP-1507), else
 // the first word of its name, else find out. An appProtocol that we do not
 // know says nothing: it may be newer than we are.
-func protocolOf(app, name, l4 string) wire.Protocol {
+func Of(app, name, l4 string) wire.Protocol {
 	if l4 != "TCP" && l4 != "" {
 		return wire.Protocol_PROTOCOL_DETECT
 	}
@@ -62,33 +63,4 @@ func word(s string) wire.Protocol {
 		return wire.Protocol_PROTOCOL_TCP
 	}
 	return wire.Protocol_PROTOCOL_DETECT
-}
-
-// maxBypass bounds the ports that are told of one pod's own address: beyond it
-// the list would weigh more than all else that is told of it. Callers by pod IP
-// then speak mTLS to the rest and are refused.
-const maxBypass = 1024
-
-// bypassPorts are the inbound ports that a pod's redirect skips, ascending:
-// dialled in plaintext, because nobody there speaks mTLS. Of a Service's
-// endpoint those that it serves, which are few; of a pod's address (none
-// given) all, as far as they may be told.
-func bypassPorts(p *source.Pod, served []uint32) []uint32 {
-	var out []uint32
-	admin := redirect.PortRange{First: redirect.AdminPort, Last: redirect.AdminPort} // always left alone, for scrapers
-	for _, r := range append([]redirect.PortRange{admin}, p.SkipInbound...) {
-		if len(served) > 0 {
-			for _, n := range served {
-				if n >= uint32(r.First) && n <= uint32(r.Last) {
-					out = append(out, n)
-				}
-			}
-			continue
-		}
-		for n := uint32(r.First); n <= uint32(r.Last) && len(out) < maxBypass; n++ {
-			out = append(out, n)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }
