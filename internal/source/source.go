@@ -6,10 +6,13 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
@@ -84,6 +87,25 @@ type Snapshot struct {
 	// read, also in BrokenPolicies.
 	Problems       []Problem
 	BrokenPolicies []BrokenPolicy
+}
+
+// Tidy sorts what both doors gather in no order, so that equal worlds give
+// equal snapshots, and gives a mesh whose settings were never understood the
+// strict mode: somebody may have asked for it in the MeshConfig that cannot be
+// read. Doors call it before they hand a snapshot out.
+func (s *Snapshot) Tidy() {
+	slices.SortFunc(s.ServiceCIDRs, func(a, b netip.Prefix) int { return a.Compare(b) })
+	s.ServiceCIDRs = slices.Compact(s.ServiceCIDRs)
+	slices.SortStableFunc(s.Problems, func(a, b Problem) int {
+		if a.File == "" && b.File == "" {
+			return cmp.Or(strings.Compare(a.Ref.String(), b.Ref.String()), strings.Compare(a.Field, b.Field))
+		}
+		return cmp.Or(strings.Compare(a.File, b.File), a.Line-b.Line)
+	})
+	slices.SortStableFunc(s.BrokenPolicies, func(a, b BrokenPolicy) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
+	if s.Mesh == nil && slices.ContainsFunc(s.Problems, func(p Problem) bool { return p.Ref.Kind == "MeshConfig" }) {
+		s.Mesh = &v1alpha1.MeshConfig{Spec: v1alpha1.MeshConfigSpec{MTLS: v1alpha1.MTLSStrict}}
+	}
 }
 
 // Key names a namespaced object.

@@ -28,6 +28,7 @@ func assemble(prev *source.Snapshot, all []*version) *source.Snapshot {
 		Pods: map[source.Key]*source.Pod{}, Services: map[source.Key]*source.Service{},
 		EndpointSlices: map[source.Key]*source.EndpointSlice{}, ServiceAccounts: map[source.Key]*source.ServiceAccount{},
 		AccessPolicies: map[source.Key]*v1alpha1.AccessPolicy{}, TrafficPolicies: map[source.Key]*v1alpha1.TrafficPolicy{},
+		Routes: map[source.Ref]*source.Route{},
 	}
 	owner := map[source.Ref]string{}
 	for _, v := range all {
@@ -46,12 +47,12 @@ func assemble(prev *source.Snapshot, all []*version) *source.Snapshot {
 		}
 	}
 	tidy(s)
-	failClosed(s)
 	if prev != nil {
 		s.Namespaces, s.Nodes = keep(prev.Namespaces, s.Namespaces), keep(prev.Nodes, s.Nodes)
 		s.Pods, s.Services = keep(prev.Pods, s.Pods), keep(prev.Services, s.Services)
 		s.EndpointSlices, s.ServiceAccounts = keep(prev.EndpointSlices, s.EndpointSlices), keep(prev.ServiceAccounts, s.ServiceAccounts)
 		s.AccessPolicies, s.TrafficPolicies = keep(prev.AccessPolicies, s.AccessPolicies), keep(prev.TrafficPolicies, s.TrafficPolicies)
+		s.Routes = keep(prev.Routes, s.Routes)
 		if reflect.DeepEqual(prev.Mesh, s.Mesh) {
 			s.Mesh = prev.Mesh
 		}
@@ -82,31 +83,15 @@ func place(s *source.Snapshot, o manifest.Object) {
 		s.AccessPolicies[key] = v
 	case *v1alpha1.TrafficPolicy:
 		s.TrafficPolicies[key] = v
+	case *source.Route:
+		s.Routes[o.Ref] = v
 	}
 }
 
-// failClosed gives a mesh whose settings were never understood the strict
-// mode: somebody may have asked for it in the document that cannot be read.
-func failClosed(s *source.Snapshot) {
-	if s.Mesh == nil && slices.ContainsFunc(s.Problems, func(p source.Problem) bool { return p.Ref.Kind == "MeshConfig" }) {
-		s.Mesh = &v1alpha1.MeshConfig{Spec: v1alpha1.MeshConfigSpec{MTLS: v1alpha1.MTLSStrict}}
-	}
-}
-
-// tidy sorts the lists, so that equal folders give equal snapshots.
+// tidy sorts the lists, and takes out policies that are good in one file and
+// bad in another: they are bad.
 func tidy(s *source.Snapshot) {
-	slices.SortFunc(s.ServiceCIDRs, func(a, b netip.Prefix) int { return a.Compare(b) })
-	s.ServiceCIDRs = slices.Compact(s.ServiceCIDRs)
-	slices.SortStableFunc(s.Problems, func(a, b source.Problem) int {
-		if c := strings.Compare(a.File, b.File); c != 0 {
-			return c
-		}
-		return a.Line - b.Line
-	})
-	slices.SortStableFunc(s.BrokenPolicies, func(a, b source.BrokenPolicy) int {
-		return strings.Compare(a.Ref.String(), b.Ref.String())
-	})
-	// One policy may be good in one file and bad in another: it is bad.
+	s.Tidy()
 	for _, b := range s.BrokenPolicies {
 		delete(s.AccessPolicies, source.Key{Namespace: b.Ref.Namespace, Name: b.Ref.Name})
 	}
@@ -139,7 +124,7 @@ func equal(a, b *source.Snapshot) bool {
 		sameMap(a.Namespaces, b.Namespaces) && sameMap(a.Nodes, b.Nodes) && sameMap(a.Pods, b.Pods) &&
 		sameMap(a.Services, b.Services) && sameMap(a.EndpointSlices, b.EndpointSlices) &&
 		sameMap(a.ServiceAccounts, b.ServiceAccounts) && sameMap(a.AccessPolicies, b.AccessPolicies) &&
-		sameMap(a.TrafficPolicies, b.TrafficPolicies) && a.Mesh == b.Mesh &&
+		sameMap(a.TrafficPolicies, b.TrafficPolicies) && sameMap(a.Routes, b.Routes) && a.Mesh == b.Mesh &&
 		slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs) && slices.Equal(a.Problems, b.Problems) &&
 		reflect.DeepEqual(a.BrokenPolicies, b.BrokenPolicies)
 }

@@ -59,6 +59,14 @@ var decoders = map[string]decoder{
 		o.Namespace = r.Namespace
 		return o.Validate()
 	}),
+	"gateway.networking.k8s.io/v1 HTTPRoute":      route,
+	"gateway.networking.k8s.io/v1beta1 HTTPRoute": route,
+	"gateway.networking.k8s.io/v1 GRPCRoute":      route,
+	"gateway.networking.k8s.io/v1 TCPRoute":       route,
+	"gateway.networking.k8s.io/v1alpha2 TCPRoute": route,
+	"gateway.networking.k8s.io/v1 TLSRoute":       route,
+	"gateway.networking.k8s.io/v1alpha3 TLSRoute": route,
+	"gateway.networking.k8s.io/v1alpha2 TLSRoute": route,
 }
 
 // foreign decodes a kind of Kubernetes: fields we do not know may be newer

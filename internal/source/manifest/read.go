@@ -2,8 +2,8 @@
 // documents and Lists in one text, into the values of internal/source. A bad
 // document becomes a Problem with its line, field and fix; the rest is read.
 // Kinds we do not use are passed over. It opens no files and remembers
-// nothing: what becomes of an object whose document went bad is for the caller,
-// internal/source/files.
+// nothing: what becomes of an object whose document went bad is for its callers,
+// internal/source/files and internal/source/kube.
 package manifest
 
 import (
@@ -28,9 +28,11 @@ type Object struct {
 	Ref  source.Ref
 	Line int
 	// Value is a *source.Namespace, Node, Pod, Service, EndpointSlice or
-	// ServiceAccount, a []netip.Prefix of a ServiceCIDR, or a
-	// *v1alpha1.MeshConfig, AccessPolicy or TrafficPolicy.
+	// ServiceAccount, a []netip.Prefix of a ServiceCIDR, a
+	// *v1alpha1.MeshConfig, AccessPolicy or TrafficPolicy, or a *source.Route.
 	Value any
+	// JSON of the object as it stands, if it is of our kinds.
+	JSON []byte
 }
 
 // Text is what one text holds.
@@ -61,9 +63,10 @@ func Read(file string, data []byte) *Text {
 }
 
 type reader struct {
-	file  string
-	out   *Text
-	count int
+	file   string
+	server bool // what is read comes from an API server
+	out    *Text
+	count  int
 }
 
 // split cuts at lines of three dashes; each piece but the first keeps its
@@ -98,17 +101,27 @@ type item struct {
 	doc        string // whole document, to find lines in
 	line       int    // of the document
 	path       string // of the object in the document: "" or items[3]
+	counted    int64  // its generation, where an API server counts; 0: nobody does
 }
 
 // generation stands for the number that an API server counts up with each
-// change: a checksum of what one of our kinds says, never 0. Nobody counts in
-// a text, and what is compared is only whether two are the same.
+// change of spec: a checksum of it, never 0, for one of our kinds. Nobody
+// counts in a text, and what is compared is only whether two are the same.
 func (it item) generation() int64 {
-	if group, _, _ := strings.Cut(it.apiVersion, "/"); group != v1alpha1.Group {
-		return 0
+	if !ours(it.apiVersion) || it.counted != 0 {
+		return it.counted
+	}
+	var o struct {
+		Spec any `json:"spec"`
+	}
+	spec := it.json
+	if json.Unmarshal(it.json, &o) == nil {
+		if canonical, err := json.Marshal(o.Spec); err == nil {
+			spec = canonical
+		}
 	}
 	h := fnv.New64a()
-	h.Write(it.json)
+	h.Write(spec)
 	return int64(h.Sum64()>>(64-generationBits)) | 1
 }
 
@@ -141,8 +154,9 @@ type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Metadata   struct {
-		Name      string `json:"name"`
-		Namespace string `json:"namespace"`
+		Name       string `json:"name"`
+		Namespace  string `json:"namespace"`
+		Generation int64  `json:"generation"`
 	} `json:"metadata"`
 	Items []json.RawMessage `json:"items"`
 }
@@ -166,6 +180,9 @@ func (r *reader) object(it item, outer header) {
 	}
 	it.ref = source.Ref{Kind: h.Kind, Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
 	it.apiVersion = h.APIVersion
+	if r.server && ours(h.APIVersion) {
+		it.counted = h.Metadata.Generation
+	}
 	if strings.HasSuffix(h.Kind, "List") && outer.Kind == "" {
 		for i, raw := range h.Items {
 			r.object(item{json: raw, doc: it.doc, line: it.line, path: fmt.Sprintf("items[%d]", i)}, h)
@@ -177,7 +194,7 @@ func (r *reader) object(it item, outer header) {
 		r.bad(it, v1alpha1.FieldError{Err: "apiVersion and kind must both be there", Fix: "add the one that is missing"})
 		return
 	case decoders[h.APIVersion+" "+h.Kind] == nil:
-		if group, _, _ := strings.Cut(h.APIVersion, "/"); group == v1alpha1.Group {
+		if ours(h.APIVersion) {
 			r.bad(it, v1alpha1.FieldError{Field: "kind", Err: fmt.Sprintf("%s %s is none of Heddle's", h.APIVersion, h.Kind), Fix: "kinds are MeshConfig, AccessPolicy and TrafficPolicy of heddle.dev/v1alpha1"})
 		}
 		return
@@ -203,6 +220,9 @@ func clusterScoped(kind string) bool {
 }
 
 func (r *reader) decode(it item) {
+	if ours(it.apiVersion) {
+		it.json = written(it.json)
+	}
 	value, warnings, errs := decoders[it.apiVersion+" "+it.ref.Kind](it)
 	if len(errs) > 0 {
 		r.bad(it, errs...)
@@ -211,7 +231,11 @@ func (r *reader) decode(it item) {
 	for _, w := range warnings {
 		r.problem(it, w)
 	}
-	r.out.Objects = append(r.out.Objects, Object{Ref: it.ref, Line: it.line + lineOf(it.doc, it.path), Value: value})
+	o := Object{Ref: it.ref, Line: it.line + lineOf(it.doc, it.path), Value: value}
+	if ours(it.apiVersion) {
+		o.JSON = it.json
+	}
+	r.out.Objects = append(r.out.Objects, o)
 }
 
 // problem reports a field of an object that stays.
@@ -237,7 +261,7 @@ func (r *reader) bad(it item, errs ...v1alpha1.FieldError) {
 	} else {
 		r.out.Bad = append(r.out.Bad, it.ref)
 	}
-	if it.ref.Kind == "AccessPolicy" && strings.HasPrefix(it.apiVersion+"/", v1alpha1.Group+"/") {
+	if it.ref.Kind == "AccessPolicy" && ours(it.apiVersion) {
 		if it.ref.Namespace == "" {
 			it.ref.Namespace = "default"
 		}
