@@ -28,6 +28,7 @@ var ErrUnknown = errors.New("destination unknown: the control plane could not be
 type Config[T any] struct {
 	Address     string // HOST:PORT of the control plane; names are resolved at each attempt
 	TrustDomain string
+	Kind        pb.PeerKind         // what we are; zero: a sidecar
 	TokenFile   string              // projected service account token, read at each use
 	Roots       []*x509.Certificate // trusted until the control plane sends its bundle
 	Identity    *identity.Store     // kept up to date with SVID and bundles
@@ -46,6 +47,13 @@ type Config[T any] struct {
 	// concurrently; nil: not told. They must not block.
 	OnInbound func(*pb.InboundPolicy)
 	OnMesh    func(*pb.MeshSettings)
+	// OnNode is called with each new version of what a node agent programs,
+	// whole, never concurrently; a Service that did not change keeps its
+	// pointer. An error refuses the version.
+	OnNode func(*pb.Update) error
+	// Node is what a node agent kept from its last run, whole; nil: nothing.
+	// The control plane is told of its version, so that it sends what is new.
+	Node *pb.Update
 	// Report gives what only this peer can see, sent with a heartbeat when it
 	// changed; nil func or nil result: nothing.
 	Report func() *pb.Report
@@ -54,7 +62,7 @@ type Config[T any] struct {
 	IdleAfter time.Duration // entries without a holder are dropped after this; zero: 10 min
 }
 
-// Client is the sidecar's connection to the control plane.
+// Client is a peer's connection to the control plane.
 type Client[T any] struct {
 	cfg          Config[T]
 	log          *slog.Logger
@@ -64,6 +72,7 @@ type Client[T any] struct {
 	kick         chan struct{} // one signal: get a new SVID now
 	refused      atomic.Uint64 // updates we did not take
 	table        table[T]
+	node         *pb.NodeServices // newest; nil: none. The stream's goroutine alone has it.
 
 	mu    sync.Mutex
 	state State
@@ -97,12 +106,20 @@ func New[T any](cfg Config[T]) *Client[T] {
 	if cfg.IdleAfter == 0 {
 		cfg.IdleAfter = idleAfter
 	}
+	if cfg.Kind == pb.PeerKind_PEER_KIND_UNSPECIFIED {
+		cfg.Kind = pb.PeerKind_PEER_KIND_SIDECAR
+	}
 	c := &Client[T]{
 		cfg: cfg, log: telemetry.Discard(cfg.Log),
 		ready: make(chan struct{}), identified: make(chan struct{}), kick: make(chan struct{}, 1),
 		has: map[string]held{}, heard: time.Now(),
 	}
 	c.state.Since = c.heard
+	if n := cfg.Node; n.GetNode() != nil {
+		// Of revision 0: after a restore of the cluster's own state its
+		// revisions begin anew, and we must not refuse them for ever.
+		c.node, c.has[nameNode] = n.GetNode(), held{version: n.GetVersion()}
+	}
 	c.table.init(cfg)
 	c.register(cfg.Metrics)
 	return c
@@ -132,8 +149,8 @@ func (c *Client[T]) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Ready is closed once identity, bundle, mesh settings and inbound policy were
-// received.
+// Ready is closed once identity, bundle, mesh settings and, of a sidecar, the
+// inbound policy, of a node agent, the node's Services were received.
 func (c *Client[T]) Ready() <-chan struct{} { return c.ready }
 
 // Lookup gives what stands at an address and counts the caller as a holder
@@ -158,7 +175,11 @@ func (c *Client[T]) State() State {
 
 // checkReady closes ready when all has come. The caller holds mu.
 func (c *Client[T]) checkReady() {
-	for _, name := range []string{nameBundle, nameMesh, nameInbound} {
+	own := nameInbound
+	if c.cfg.Kind == pb.PeerKind_PEER_KIND_NODE {
+		own = nameNode
+	}
+	for _, name := range []string{nameBundle, nameMesh, own} {
 		if _, ok := c.has[name]; !ok {
 			return
 		}

@@ -504,3 +504,53 @@ func FuzzUpdate(f *testing.F) {
 		out.take()
 	})
 }
+
+// A node agent shows what it kept, takes deltas on it, and asks for the whole
+// where a delta does not fit.
+func TestNodeAgent(t *testing.T) {
+	svc := func(ns, name string) *pb.NodeService {
+		return &pb.NodeService{Service: &pb.Service{Namespace: ns, Name: name}}
+	}
+	kept := &pb.Update{Name: "node", Version: []byte("n1"), Revision: 70, Content: &pb.Update_Node{Node: &pb.NodeServices{Services: []*pb.NodeService{svc("a", "a"), svc("a", "b")}}}}
+	var got []string
+	cfg := func(c *Config[*told]) {
+		c.Kind, c.Node = pb.PeerKind_PEER_KIND_NODE, kept
+		c.OnNode = func(u *pb.Update) error {
+			line := string(u.Version)
+			for _, s := range u.GetNode().Services {
+				line += " " + s.Service.Namespace + "/" + s.Service.Name
+			}
+			got = append(got, line)
+			if string(u.Version) == "bad" {
+				return errors.New("no room")
+			}
+			return nil
+		}
+	}
+	playAs(t, cfg, func(t *testing.T, s *scene) {
+		s.up()
+		x := s.next()
+		if h := x.hello; h.Kind != pb.PeerKind_PEER_KIND_NODE || len(h.Held) != 1 || h.Held[0].Name != "node" || string(h.Held[0].Version) != "n1" || h.Held[0].Revision != 0 {
+			t.Fatalf("hello %v", h)
+		}
+		s.give(x)
+		if !s.isReady() {
+			t.Error("not ready although all came")
+		}
+		delta := func(version, base string, d *pb.NodeServicesDelta) {
+			d.BaseVersion = []byte(base)
+			x.update(&pb.Update{Name: "node", Version: []byte(version), Revision: 5, Content: &pb.Update_NodeDelta{NodeDelta: d}})
+			synctest.Wait()
+		}
+		x.heard()
+		delta("n2", "n1", &pb.NodeServicesDelta{Upserted: []*pb.NodeService{svc("a", "0")}, Removed: []string{"a/b"}})
+		delta("n4", "n3", &pb.NodeServicesDelta{Removed: []string{"a/a"}})
+		delta("bad", "n2", &pb.NodeServicesDelta{Removed: []string{"a/a"}})
+		if want := "[n2 a/0 a/a bad a/0]"; fmt.Sprint(got) != want {
+			t.Errorf("told %s, want %s", got, want)
+		}
+		if said := fmt.Sprint(x.heard()); !strings.Contains(said, "+[node]") || !strings.Contains(said, "ack node bad no room") {
+			t.Errorf("said %s", said)
+		}
+	})
+}

@@ -293,15 +293,23 @@ type scene struct {
 // play runs f in a bubble with a client that is started by f's call of run.
 func play(t *testing.T, f func(t *testing.T, s *scene)) {
 	t.Helper()
+	playAs(t, func(*Config[*told]) {}, f)
+}
+
+// playAs is play with a Config that change has changed.
+func playAs(t *testing.T, change func(*Config[*told]), f func(t *testing.T, s *scene)) {
+	t.Helper()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{plane: newPlane(t), id: identity.NewStore(), token: filepath.Join(dir, "token")}
 		if err := os.WriteFile(s.token, []byte("t1\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s.c = New(Config[*told]{Address: "plane:15010", TrustDomain: "demo.test", TokenFile: s.token, Roots: []*x509.Certificate{s.ca.Root},
+		cfg := Config[*told]{Address: "plane:15010", TrustDomain: "demo.test", TokenFile: s.token, Roots: []*x509.Certificate{s.ca.Root},
 			Identity: s.id, Version: "v1", Dial: s.dial, Compile: compile, MaxIdle: 3,
-			OnInbound: func(p *pb.InboundPolicy) { s.inbound = append(s.inbound, p.Pod) }})
+			OnInbound: func(p *pb.InboundPolicy) { s.inbound = append(s.inbound, p.Pod) }}
+		change(&cfg)
+		s.c = New(cfg)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.c.Run(ctx) }()

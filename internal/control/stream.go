@@ -152,7 +152,7 @@ func (c *Client[T]) hello(l *link) *pb.PeerMessage {
 	}
 	c.mu.Unlock()
 	return &pb.PeerMessage{Message: &pb.PeerMessage_Hello{Hello: &pb.Hello{
-		Kind: pb.PeerKind_PEER_KIND_SIDECAR, Version: c.cfg.Version, Held: held,
+		Kind: c.cfg.Kind, Version: c.cfg.Version, Held: held,
 	}}}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/wire"
 )
 
 // Names of the resources that are no addresses.
@@ -18,6 +19,7 @@ const (
 	nameBundle  = "bundle"
 	nameMesh    = "mesh"
 	nameInbound = "inbound"
+	nameNode    = "node"
 )
 
 // update applies one resource and answers for it.
@@ -47,7 +49,7 @@ func (c *Client[T]) update(u *pb.Update, out *outbox) {
 	}
 }
 
-// applyOwn takes an update of bundle, mesh or inbound.
+// applyOwn takes an update of a resource that is no address.
 func (c *Client[T]) applyOwn(u *pb.Update) verdict {
 	c.mu.Lock()
 	had, known := c.has[u.GetName()]
@@ -68,6 +70,17 @@ func (c *Client[T]) applyOwn(u *pb.Update) verdict {
 		if c.cfg.OnInbound != nil {
 			c.cfg.OnInbound(content.Inbound)
 		}
+	case *pb.Update_Node:
+		err = c.setNode(content.Node, u)
+	case *pb.Update_NodeDelta:
+		if c.node == nil || !bytes.Equal(content.NodeDelta.GetBaseVersion(), had.version) {
+			return verdict{ours: true, again: true}
+		}
+		next, failed := wire.ApplyNode(c.node, content.NodeDelta)
+		if failed != nil {
+			return verdict{ours: true, again: true, refused: failed.Error()}
+		}
+		err = c.setNode(next, u)
 	case nil:
 		return verdict{ours: true} // the control plane has none: what we have stays
 	default:
@@ -81,6 +94,18 @@ func (c *Client[T]) applyOwn(u *pb.Update) verdict {
 	c.has[u.GetName()] = held{version: u.GetVersion(), revision: u.GetRevision()}
 	c.checkReady()
 	return verdict{ours: true}
+}
+
+// setNode takes a node's Services. One goroutine calls it.
+func (c *Client[T]) setNode(n *pb.NodeServices, u *pb.Update) error {
+	if c.cfg.OnNode != nil {
+		whole := &pb.Update{Name: nameNode, Version: u.GetVersion(), Revision: u.GetRevision(), Content: &pb.Update_Node{Node: n}}
+		if err := c.cfg.OnNode(whole); err != nil {
+			return err
+		}
+	}
+	c.node = n
+	return nil
 }
 
 // setBundles puts the trust roots into force at once: the next handshake uses
