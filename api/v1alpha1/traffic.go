@@ -17,6 +17,9 @@ type TrafficPolicy struct {
 	Status            PolicyStatus      `json:"status,omitzero"`
 }
 
+// Duration is written as Go does: 250ms, 1.5s, 2m.
+type Duration = metav1.Duration
+
 // PolicyStatus is what the control plane says of an object of ours.
 type PolicyStatus struct {
 	// ObservedGeneration is the version of the object that the conditions judge.
@@ -71,9 +74,9 @@ type Retry struct {
 	Methods []string `json:"methods,omitempty"`
 	// PerTryTimeout bounds each attempt until the head of its answer, connecting
 	// included; default none.
-	PerTryTimeout *metav1.Duration `json:"perTryTimeout,omitempty"`
-	Backoff       *Backoff         `json:"backoff,omitempty"`
-	Budget        *RetryBudget     `json:"budget,omitempty"`
+	PerTryTimeout *Duration    `json:"perTryTimeout,omitempty"`
+	Backoff       *Backoff     `json:"backoff,omitempty"`
+	Budget        *RetryBudget `json:"budget,omitempty"`
 	// MaxBodyBytes of a request's body are kept to be sent again; default 65536,
 	// at most 1 MiB. A longer one is not sent again once it was begun.
 	MaxBodyBytes *uint32 `json:"maxBodyBytes,omitempty"`
@@ -82,8 +85,8 @@ type Retry struct {
 // Backoff is the wait before a retry: a random part of Base, doubled at each
 // further one up to Max; defaults 25ms, 250ms.
 type Backoff struct {
-	Base *metav1.Duration `json:"base,omitempty"`
-	Max  *metav1.Duration `json:"max,omitempty"`
+	Base *Duration `json:"base,omitempty"`
+	Max  *Duration `json:"max,omitempty"`
 }
 
 // RetryBudget bounds the requests sent again over ten seconds, to Ratio of all
@@ -97,11 +100,11 @@ type RetryBudget struct {
 type Timeouts struct {
 	// Request is for an HTTP request whole, retries and the answer's last byte
 	// included; default none.
-	Request *metav1.Duration `json:"request,omitempty"`
+	Request *Duration `json:"request,omitempty"`
 	// Connect is for one endpoint, TLS included; default 5s.
-	Connect *metav1.Duration `json:"connect,omitempty"`
+	Connect *Duration `json:"connect,omitempty"`
 	// Idle ends a TCP connection on which nothing passed; default never.
-	Idle *metav1.Duration `json:"idle,omitempty"`
+	Idle *Duration `json:"idle,omitempty"`
 }
 
 // CircuitBreaker bounds what one caller has under way at a port of a Service.
@@ -122,8 +125,8 @@ type OutlierEjection struct {
 	ConsecutiveFailures *uint32 `json:"consecutiveFailures,omitempty"`
 	// BaseEjection is how long, times how often it was ejected lately, up to
 	// MaxEjection; defaults 30s, 300s.
-	BaseEjection *metav1.Duration `json:"baseEjection,omitempty"`
-	MaxEjection  *metav1.Duration `json:"maxEjection,omitempty"`
+	BaseEjection *Duration `json:"baseEjection,omitempty"`
+	MaxEjection  *Duration `json:"maxEjection,omitempty"`
 	// MaxEjectedPercent of the endpoints, rounded down, are ejected at most, and
 	// never all; default 50.
 	MaxEjectedPercent *uint32 `json:"maxEjectedPercent,omitempty"`

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Bounds of what a TrafficPolicy may ask for. Each guards against a slip of the
@@ -27,7 +25,7 @@ type check struct{ out []FieldError }
 func (c *check) add(field, err, fix string) { c.out = append(c.out, FieldError{field, err, fix}) }
 
 // duration checks one that may be left out.
-func (c *check) duration(field string, d *metav1.Duration) {
+func (c *check) duration(field string, d *Duration) {
 	if d != nil && (d.Duration < minTimeout || d.Duration > maxTimeout) {
 		c.add(field, fmt.Sprintf("%s is out of bounds", d.Duration), "1ms to 24h; leave it out for the default")
 	}
@@ -49,7 +47,7 @@ func (c *check) entries(field string, n int) {
 
 // order checks that of two durations the second is not the shorter, a default
 // standing in for what is left out.
-func (c *check) order(field string, base, most *metav1.Duration, def [2]time.Duration) {
+func (c *check) order(field string, base, most *Duration, def [2]time.Duration) {
 	b, m := def[0], def[1]
 	if base != nil {
 		b = base.Duration

@@ -10,6 +10,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/controlplane/access"
+	"github.com/heddle-mesh/heddle/controlplane/traffic"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -23,7 +24,7 @@ const maxLeft = 8192
 // kinds whose map is the same as before.
 func Build(prev *World, snap *source.Snapshot, opt Options) *World {
 	if prev == nil {
-		prev = &World{snap: &source.Snapshot{}, base: snap.Revision, externals: newExternalMemo(), policies: &access.Set{}}
+		prev = &World{snap: &source.Snapshot{}, base: snap.Revision, externals: newExternalMemo(), policies: &access.Set{}, traffic: &traffic.Set{}}
 	}
 	w := *prev
 	w.snap, w.opt = snap, opt
@@ -44,6 +45,7 @@ func Build(prev *World, snap *source.Snapshot, opt Options) *World {
 	b.serviceChanges()
 	b.nodeChanges()
 	b.policyChanges()
+	b.trafficChanges()
 	b.moves()
 	b.makeServices()
 	b.makePods()
@@ -363,4 +365,15 @@ func (b *builder) policyChanges() {
 	if all || len(spaces) > 0 {
 		b.podsWhere(func(p *source.Pod) bool { return all || spaces[p.Namespace] })
 	}
+}
+
+// trafficChanges makes the Services anew whose callers are told something else.
+func (b *builder) trafficChanges() {
+	changed := false
+	changes(b.prev.snap.TrafficPolicies, b.snap.TrafficPolicies, func(source.Key, *v1alpha1.TrafficPolicy, *v1alpha1.TrafficPolicy) { changed = true })
+	if changed {
+		b.traffic = traffic.New(b.prev.traffic, b.snap)
+		b.add(b.services, b.traffic.Changed(b.prev.traffic))
+	}
+	b.problems = append(b.problems, b.traffic.Problems(b.snap)...)
 }

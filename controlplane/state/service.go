@@ -41,7 +41,7 @@ func (w *World) serviceEntries(s *source.Service, v6 bool) []entry {
 	svc := &wire.Service{
 		Namespace:                s.Namespace,
 		Name:                     s.Name,
-		Ports:                    servicePorts(s),
+		Ports:                    w.policed(s, servicePorts(s)),
 		Endpoints:                w.endpoints(s, v6),
 		InternalTrafficPolicy:    scope(s.InternalLocal),
 		ExternalTrafficPolicy:    scope(s.ExternalLocal),
@@ -94,6 +94,16 @@ func distribution(s string) wire.TrafficDistribution {
 		return wire.TrafficDistribution_TRAFFIC_DISTRIBUTION_PREFER_SAME_NODE
 	}
 	return wire.TrafficDistribution_TRAFFIC_DISTRIBUTION_ANY
+}
+
+// policed adds what TrafficPolicies say to the ports.
+func (w *World) policed(s *source.Service, ports []*wire.ServicePort) []*wire.ServicePort {
+	for _, p := range ports {
+		if p.Transport == wire.Transport_TRANSPORT_TCP {
+			p.TrafficPolicy = w.traffic.Policy(keyOfService(s), uint16(p.Port))
+		}
+	}
+	return ports
 }
 
 func servicePorts(s *source.Service) []*wire.ServicePort {

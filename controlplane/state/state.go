@@ -12,6 +12,7 @@ import (
 	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane/access"
 	"github.com/heddle-mesh/heddle/controlplane/forward"
+	"github.com/heddle-mesh/heddle/controlplane/traffic"
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
@@ -59,6 +60,7 @@ type World struct {
 	services    map[source.Key]*serviceNode
 	pods        map[source.Key]*podNode
 	policies    *access.Set
+	traffic     *traffic.Set
 
 	bundle, mesh *cell
 	forwards     *forward.List         // the Services as nodes forward them
