@@ -14,6 +14,10 @@ import (
 // and service "other", so that no client can make series without end.
 const maxPeers = 1000
 
+// maxRules bounds the audit rules that are told apart: policies come and go for
+// as long as a pod lives.
+const maxRules = 200
+
 const other = "other"
 
 // latencyBuckets, in seconds, are dense where a mesh's answers lie.
@@ -30,9 +34,11 @@ type Metrics struct {
 	handshakes *prometheus.CounterVec
 	refused    *prometheus.CounterVec
 	replays    *prometheus.CounterVec
+	audits     *prometheus.CounterVec
 
 	mu    sync.Mutex
 	peers map[peerKey]*Peer
+	rules map[string]bool // audit rules that have a series
 }
 
 type peerKey struct {
@@ -71,13 +77,15 @@ func NewMetrics() *Metrics {
 		handshakes: counter("heddle_handshakes_total", "TLS handshakes with other sidecars; result ok or the reason of the failure.", "direction", "result"),
 		refused:    counter("heddle_refused_total", "Connections and requests refused or failed by the sidecar.", "direction", "reason"),
 		replays:    counter("heddle_replays_total", "Requests sent again because the first attempt provably did not reach the application.", labels...),
+		audits:     counter("heddle_audited_total", "Requests, and connections without any, that an audit rule of an AccessPolicy means; reason: why they were refused, none if not.", "policy", "reason"),
 		peers:      map[peerKey]*Peer{},
+		rules:      map[string]bool{},
 	}
 }
 
 // Collectors are all vectors.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.latency, m.conns, m.open, m.bytes, m.handshakes, m.refused, m.replays}
+	return []prometheus.Collector{m.requests, m.latency, m.conns, m.open, m.bytes, m.handshakes, m.refused, m.replays, m.audits}
 }
 
 // Peer gives the counters for a peer: its SPIFFE ID, "" without mTLS; service
@@ -140,6 +148,23 @@ func (p *Peer) Connected() (ended func(sent, received int64)) {
 // Refused counts a refusal or failure.
 func (m *Metrics) Refused(direction string, reason telemetry.Reason) {
 	m.refused.WithLabelValues(direction, string(reason)).Inc()
+}
+
+// Audited counts what an audit rule means; ReasonOK: it was let in.
+func (m *Metrics) Audited(rule string, reason telemetry.Reason) {
+	m.mu.Lock()
+	switch {
+	case m.rules[rule]:
+	case len(m.rules) < maxRules:
+		m.rules[rule] = true
+	default:
+		rule = other
+	}
+	m.mu.Unlock()
+	if reason == telemetry.ReasonOK {
+		reason = "none"
+	}
+	m.audits.WithLabelValues(rule, string(reason)).Inc()
 }
 
 // Handshake counts a handshake; ReasonOK: it succeeded.

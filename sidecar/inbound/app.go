@@ -15,6 +15,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -68,6 +69,7 @@ func (s *session) undecided(ctx context.Context, said []byte) {
 	s.f.Watch(nil)
 	switch {
 	case !other:
+		s.audited(telemetry.ReasonOK)
 		s.ended(err)
 	case judge(said) == detect.TLS:
 		s.peer = nil
@@ -124,7 +126,8 @@ func (s *session) serveHTTP(ctx context.Context, said []byte) {
 	} else {
 		c.Fields = ClientIDField + ": " + s.who.ID.String() + "\r\n"
 	}
-	s.pool = s.p.pool(s.dst)
+	s.pool, s.trace = s.p.pool(s.dst), s.p.c.Trace.Server()
+	defer s.trace.Done()
 	r := http1.NewRelay(http1.NewConn(s.conn, said), c)
 	s.f.Watch(r)
 	if err := r.Serve(ctx); err != nil {
@@ -167,6 +170,8 @@ var (
 
 // Open lets a request in and gives a connection for it (http1.Backend).
 func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*http1.Conn, error) {
+	s.trace.Begin(req)
+	s.trace.Start(trace.Hop{Peer: s.who.ID.String(), Addr: netip.AddrPortFrom(s.who.Addr, 0)})
 	if s.probe || s.judged != s.p.policy.Load() {
 		path := ""
 		if s.probe {
@@ -188,15 +193,22 @@ func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*ht
 		s.p.c.Log.Info("application did not take a connection", "destination", s.dst.String(), "err", err)
 		return nil, faultApp
 	}
+	c.Fields = s.trace.Fields()
 	return c, nil
 }
 
 // Release takes a connection back (http1.Backend).
-func (s *session) Release(c *http1.Conn, o http1.Outcome) { s.pool.Put(c, o.Reusable) }
+func (s *session) Release(c *http1.Conn, o http1.Outcome) {
+	c.Fields = nil // ours, and the connection may outlive us
+	s.pool.Put(c, o.Reusable)
+}
 
 // Record counts a request (http1.Backend).
 func (s *session) Record(x *http1.Exchange) {
 	s.peer.Request(x)
+	s.trace.End(trace.Result{Status: x.Status, Reason: x.Reason, Policy: s.refusedBy})
+	s.trace.Done()
+	s.audited(x.Reason)
 	if x.Reason != telemetry.ReasonOK {
 		s.p.c.Metrics.Refused(flow.Inbound, x.Reason)
 		s.p.c.Log.Info("request failed", "direction", flow.Inbound, "peer", s.who.ID.String(), "client", s.who.Addr.String(),
@@ -207,6 +219,7 @@ func (s *session) Record(x *http1.Exchange) {
 
 // tunnel passes bytes to the application.
 func (s *session) tunnel(t *tunnel.Tunnel) {
+	s.audited(telemetry.ReasonOK)
 	s.f.Watch(&running{s: s, t: t, judged: s.judged})
 	ended := s.peer.Connected()
 	s.ended(t.Run())

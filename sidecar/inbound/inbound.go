@@ -25,6 +25,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/detect"
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -68,6 +69,7 @@ type Config struct {
 	Identity *identity.Store
 	Pools    *pool.Set
 	Metrics  *flow.Metrics
+	Trace    *trace.Tracer // nil: requests are not traced
 	Draining func() bool
 	Log      *slog.Logger
 }
@@ -106,11 +108,13 @@ type session struct {
 	who  policy.Caller
 
 	refusedBy string // the policy that refuses the present request, for the log
+	audit     string // the audit rule that means the caller
 
 	judged *policy.Compiled // the policy that last let the caller in
 	probe  bool             // let in as a probe of the node only
 	pool   *pool.Pool
 	peer   *flow.Peer
+	trace  trace.Request
 }
 
 // Handle serves one connection until it ends.
@@ -143,10 +147,22 @@ func (p *Proxy) Handle(ctx context.Context, f *flow.Flow) {
 func (s *session) decide(path string) policy.Decision {
 	c := s.p.policy.Load()
 	d := policy.Decide(c, s.who, policy.Request{Port: s.dst.Port(), Path: path})
+	s.audit = d.Audit
 	if d.Allow {
 		s.judged, s.probe = c, d.ProbeOnly
 	}
 	return d
+}
+
+// audited logs and counts what an audit rule means: each request, and each
+// connection that carries none.
+func (s *session) audited(reason telemetry.Reason) {
+	if s.audit == "" {
+		return
+	}
+	s.p.c.Metrics.Audited(s.audit, reason)
+	s.p.c.Log.Info("audit", "policy", s.audit, "peer", s.who.ID.String(), "client", s.who.Addr.String(),
+		"destination", s.dst.String(), "reason", string(reason))
 }
 
 // begin finds out what the client speaks. Where plaintext is refused anyway,
@@ -223,6 +239,7 @@ func (s *session) refusePlain(d policy.Decision, said []byte, err error) {
 	if err != nil && len(said) == 0 {
 		return // the client only looked whether we are here
 	}
+	s.audited(telemetry.Reason(d.Reason))
 	s.f.Refuse(telemetry.Reason(d.Reason), "destination", s.dst.String(), "policy", d.Source)
 }
 
@@ -288,6 +305,7 @@ func (s *session) handshakeFailed(err error) {
 // notAdmitted tells the other sidecar why, and ends the connection.
 func (s *session) notAdmitted(reason telemetry.Reason, source string, attrs ...any) {
 	flow.Admit(s.conn, reason)
+	s.audited(reason)
 	s.p.c.Metrics.Refused(flow.Inbound, reason)
 	s.p.c.Log.Info("connection refused", append([]any{"direction", flow.Inbound, "reason", string(reason),
 		"peer", s.who.ID.String(), "destination", s.dst.String(), "policy", source}, attrs...)...)

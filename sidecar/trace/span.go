@@ -114,15 +114,14 @@ type Result struct {
 }
 
 // Start begins the span of an attempt, or of a request served, if the request
-// is sampled. One that is under way is ended.
+// is sampled. A server's goes on however often it is started; a client's that
+// is under way is ended.
 func (r *Request) Start(to Hop) {
 	a := r.about
-	if a == nil {
+	if a == nil || r.span != nil && r.kind == spans.Server {
 		return
 	}
-	if r.span != nil {
-		r.End(Result{})
-	}
+	r.End(Result{})
 	a.attempts++
 	s := &spans.Span{Trace: r.c.trace, ID: newSpan(), Parent: r.c.parent, State: a.state,
 		Kind: r.kind, Name: a.name, Start: time.Now()}

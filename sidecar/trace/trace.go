@@ -67,9 +67,13 @@ type Request struct {
 	span   *spans.Span // under way
 }
 
-// Request gives one for a connection on which requests are sent (spans.Client)
-// or served (spans.Server).
-func (t *Tracer) Request(kind spans.Kind) Request { return Request{tracer: t, kind: kind} }
+// Client gives the Request of a connection whose requests are sent on to
+// others: each attempt is a span.
+func (t *Tracer) Client() Request { return Request{tracer: t, kind: spans.Client} }
+
+// Server gives the Request of a connection whose requests are served here: each
+// request is a span.
+func (t *Tracer) Server() Request { return Request{tracer: t, kind: spans.Server} }
 
 // Sampled tells whether Start makes a span.
 func (r *Request) Sampled() bool { return r.about != nil }
