@@ -62,9 +62,9 @@ const (
 type Retry struct {
 	// Attempts is how many times besides the first; 0 to 10.
 	Attempts uint32 `json:"attempts"`
-	// On lists causes; default connect, reset, gateway if StatusCodes is left out
-	// too, else none.
-	On []RetryCause `json:"on,omitempty"`
+	// When lists causes; default connect, reset, gateway if StatusCodes is left
+	// out too, else none. (Not "on", which YAML 1.1 reads as true.)
+	When []RetryCause `json:"when,omitempty"`
 	// StatusCodes are further statuses, 400 to 599.
 	StatusCodes []uint32 `json:"statusCodes,omitempty"`
 	// Methods whose requests may be sent again although an endpoint may have

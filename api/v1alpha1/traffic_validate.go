@@ -96,11 +96,11 @@ func (c *check) retry(r *Retry) {
 	}
 	const at = "spec.retry"
 	c.count(at+".attempts", &r.Attempts, 0, maxAttempts)
-	for i, cause := range r.On {
+	for i, cause := range r.When {
 		switch cause {
 		case RetryConnect, RetryReset, Retry5xx, RetryGateway:
 		default:
-			c.add(fmt.Sprintf("%s.on[%d]", at, i), fmt.Sprintf("%q is no cause", cause), "say connect, reset, 5xx or gateway; single statuses go into statusCodes")
+			c.add(fmt.Sprintf("%s.when[%d]", at, i), fmt.Sprintf("%q is no cause", cause), "say connect, reset, 5xx or gateway; single statuses go into statusCodes")
 		}
 	}
 	for i, code := range r.StatusCodes {
@@ -113,7 +113,7 @@ func (c *check) retry(r *Retry) {
 			c.add(fmt.Sprintf("%s.methods[%d]", at, i), fmt.Sprintf("%q is no method", m), "such as GET or POST, in capitals")
 		}
 	}
-	c.entries(at+".on", len(r.On))
+	c.entries(at+".when", len(r.When))
 	c.entries(at+".statusCodes", len(r.StatusCodes))
 	c.entries(at+".methods", len(r.Methods))
 	c.duration(at+".perTryTimeout", r.PerTryTimeout)

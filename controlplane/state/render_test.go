@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane/state"
@@ -101,6 +102,28 @@ func renderPorts(b *strings.Builder, ports []*wire.ServicePort) {
 			fmt.Fprintf(b, " node-port=%d", p.NodePort)
 		}
 		b.WriteByte('\n')
+		if t := p.TrafficPolicy; t != nil {
+			fmt.Fprintf(b, "    traffic %s\n", t.Source)
+			renderTraffic(b, t)
+		}
+	}
+}
+
+func nanos(d *wire.Duration) time.Duration { return time.Duration(d.GetNanos()) }
+
+func renderTraffic(b *strings.Builder, t *wire.TrafficPolicy) {
+	if r := t.Retry; r != nil {
+		fmt.Fprintf(b, "    retry attempts=%d on=%v codes=%v methods=%v per-try=%s backoff=%s..%s budget=%v+%d/s body=%d\n", r.Attempts, r.On,
+			r.StatusCodes, r.Methods, nanos(r.PerTryTimeout), nanos(r.BackoffBase), nanos(r.BackoffMax), r.BudgetRatio, r.BudgetMinPerSecond, r.MaxBodyBytes)
+	}
+	if o := t.Timeouts; o != nil {
+		fmt.Fprintf(b, "    timeouts request=%s connect=%s idle=%s\n", nanos(o.Request), nanos(o.Connect), nanos(o.Idle))
+	}
+	if c := t.CircuitBreaker; c != nil {
+		fmt.Fprintf(b, "    breaker connections=%d pending=%d requests=%d\n", c.MaxConnections, c.MaxPending, c.MaxRequests)
+	}
+	if e := t.OutlierEjection; e != nil {
+		fmt.Fprintf(b, "    ejection failures=%d for=%s..%s percent=%d\n", e.ConsecutiveFailures, nanos(e.BaseEjection), nanos(e.MaxEjection), e.MaxEjectedPercent)
 	}
 }
 

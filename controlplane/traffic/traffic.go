@@ -179,10 +179,10 @@ func retry(r *v1alpha1.Retry) *wire.Retry {
 		BudgetRatio: v1alpha1.DefaultBudgetRatio, BudgetMinPerSecond: v1alpha1.DefaultBudgetMin,
 		StatusCodes: r.StatusCodes, Methods: r.Methods, MaxBodyBytes: or(r.MaxBodyBytes, v1alpha1.DefaultMaxBody),
 	}
-	for _, cause := range r.On {
+	for _, cause := range r.When {
 		out.On = append(out.On, string(cause))
 	}
-	if len(r.On)+len(r.StatusCodes) == 0 {
+	if len(r.When)+len(r.StatusCodes) == 0 {
 		out.On = []string{string(v1alpha1.RetryConnect), string(v1alpha1.RetryReset), string(v1alpha1.RetryGateway)}
 	}
 	var b v1alpha1.Backoff
