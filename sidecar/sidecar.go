@@ -24,6 +24,7 @@ import (
 	"github.com/heddle-mesh/heddle/internal/policy"
 	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/internal/telemetry/spans"
 	"github.com/heddle-mesh/heddle/sidecar/admin"
 	"github.com/heddle-mesh/heddle/sidecar/balance"
 	"github.com/heddle-mesh/heddle/sidecar/flow"
@@ -31,6 +32,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/intercept"
 	"github.com/heddle-mesh/heddle/sidecar/outbound"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 )
 
 // Config says where the sidecar stands and whom it asks.
@@ -46,7 +48,11 @@ type Config struct {
 	PodIPs       []netip.Addr
 	Admin        string // host:port of readiness and metrics
 	Version      string
-	Log          *slog.Logger
+	// Service and ServiceVersion are what traces call the application; empty:
+	// the pod's name without what its owner appended.
+	Service        string
+	ServiceVersion string
+	Log            *slog.Logger
 
 	MaxConnections int           // of each direction; zero: flow.DefaultMax
 	LameDuck       time.Duration // after the end was asked for, new connections are taken this long
@@ -76,6 +82,8 @@ type sidecar struct {
 	self     atomic.Pointer[balance.Self]
 	opened   atomic.Bool // listeners are open
 
+	tracer   *trace.Tracer
+	spans    *spans.Exporter
 	identity *identity.Store
 	control  *control.Client[*balance.Destination]
 	probe    *intercept.Probe
@@ -104,6 +112,7 @@ func Run(ctx context.Context, c Config) error {
 	g.Go("admin", s.admin.Run)
 	g.Go("control plane client", s.control.Run)
 	g.Go("connection pools", s.pools.Run)
+	g.Go("trace exporter", s.spans.Run)
 	g.Go("data path", func(gctx context.Context) error { return s.serve(ctx, gctx) })
 	g.Go("drain", func(gctx context.Context) error {
 		select {
@@ -124,6 +133,7 @@ func build(c Config) (*sidecar, error) {
 	s := &sidecar{c: c, log: telemetry.Discard(c.Log), identity: identity.NewStore(), pools: pool.NewSet()}
 	s.self.Store(&balance.Self{Node: c.Node, IPs: c.PodIPs})
 	metrics, registry := flow.NewMetrics(), telemetry.NewRegistry(c.Version)
+	s.startTracing(registry)
 	s.probe = intercept.NewProbe(intercept.ProbeConfig{Log: s.log, OnChange: s.capture.Store})
 	registry.Register(metrics.Collectors()...)
 	registry.Register(s.probe.Collectors()...)
@@ -132,6 +142,7 @@ func build(c Config) (*sidecar, error) {
 		Identity: s.identity, Version: c.Version, Log: s.log, Metrics: registry,
 		Compile:   s.compile,
 		OnInbound: func(p *wire.InboundPolicy) { s.newPolicy(p, td) },
+		OnMesh:    s.newSettings,
 		Report:    s.report,
 	})
 	traffic := limitLog(s.log)
@@ -144,7 +155,7 @@ func build(c Config) (*sidecar, error) {
 	s.in = inbound.New(inbound.Config{
 		OriginalDst: intercept.OriginalDst, SawInbound: s.probe.SawInbound, IsOwn: isOwn,
 		PodIPs: c.PodIPs, PodUID: c.PodUID, Meshed: s.meshed,
-		Identity: s.identity, Pools: s.pools, Metrics: metrics, Draining: s.draining.Load, Log: traffic,
+		Identity: s.identity, Pools: s.pools, Metrics: metrics, Trace: s.tracer, Draining: s.draining.Load, Log: traffic,
 	})
 	s.outFlows = flow.New(flow.Config{Direction: flow.Outbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.out.Handle})
 	s.inFlows = flow.New(flow.Config{Direction: flow.Inbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.in.Handle})

@@ -59,6 +59,7 @@ func sidecarConfig(args []string, getenv func(string) string, usage io.Writer) (
 		return c, "", fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
 	c.Pod, c.Namespace, c.PodUID, c.Node = getenv("POD_NAME"), getenv("POD_NAMESPACE"), getenv("POD_UID"), getenv("NODE_NAME")
+	c.Service, c.ServiceVersion = getenv("HEDDLE_SERVICE_NAME"), getenv("HEDDLE_SERVICE_VERSION")
 	for _, text := range strings.FieldsFunc(getenv("POD_IPS"), func(r rune) bool { return r == ',' || r == ' ' }) {
 		ip, err := netip.ParseAddr(text)
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 func TestSidecarConfig(t *testing.T) {
 	roots := string(pki.New(t, "mesh.test").RootsPEM())
 	env := map[string]string{
-		"POD_NAME": "web-1", "POD_NAMESPACE": "shop", "POD_UID": "u", "NODE_NAME": "n", "POD_IPS": "10.0.0.1,fd00::1",
+		"POD_NAME": "web-1", "POD_NAMESPACE": "shop", "POD_UID": "u", "NODE_NAME": "n", "POD_IPS": "10.0.0.1,fd00::1", "HEDDLE_SERVICE_NAME": "web",
 		"HEDDLE_TRUST_BUNDLE": roots + roots,
 	}
 	args := strings.Fields("--control-plane=cp:15010 --trust-domain=mesh.test --token=/t --log-level=debug --lame-duck=2s")
@@ -22,7 +22,7 @@ func TestSidecarConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	if level != "debug" || c.Pod != "web-1" || c.PodUID != "u" || len(c.PodIPs) != 2 || len(c.Roots) != 2 ||
-		c.TokenFile != "/t" || c.Admin != ":16020" || c.LameDuck != 2*time.Second || c.DrainTimeout != 25*time.Second {
+		c.TokenFile != "/t" || c.Service != "web" || c.Admin != ":16020" || c.LameDuck != 2*time.Second || c.DrainTimeout != 25*time.Second {
 		t.Errorf("got %+v", c)
 	}
 	for missing, says := range map[string]string{"POD_IPS": "addresses", "HEDDLE_TRUST_BUNDLE": "root"} {

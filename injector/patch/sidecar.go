@@ -81,6 +81,7 @@ func statusOf(pod *corev1.Pod) *status {
 func additions(pod *corev1.Pod, cfg Config, s settings) []Operation {
 	inits := []corev1.Container{initContainer(cfg, s)}
 	sidecar := sidecarContainer(cfg, s)
+	sidecar.Env = append(sidecar.Env, serviceEnv(pod)...)
 	var ops []Operation
 	if !s.classic {
 		always := corev1.ContainerRestartPolicyAlways

@@ -1,0 +1,87 @@
+package sidecar
+
+import (
+	"strings"
+
+	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/internal/telemetry/spans"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
+)
+
+// startTracing makes the tracer and what sends its spans; both are off until
+// the mesh's settings name a collector.
+func (s *sidecar) startTracing(registry *telemetry.Registry) {
+	s.spans = spans.New(spans.Config{Resource: resource(s.c), Version: s.c.Version, Log: s.log})
+	s.tracer = trace.New(s.spans.Offer)
+	registry.Register(s.spans.Collectors()...)
+}
+
+// newSettings takes the mesh's settings.
+func (s *sidecar) newSettings(m *wire.MeshSettings) {
+	collector := m.GetTraceCollector()
+	s.spans.SetCollector(collector)
+	s.tracer.Set(collector != "", m.GetTraceSampleRatio())
+}
+
+// resource says whose the spans are, in the words of OpenTelemetry's semantic
+// conventions: the application's, since the sidecar stands in for it.
+func resource(c Config) []spans.Attr {
+	service := c.Service
+	if service == "" {
+		service = workload(c.Pod)
+	}
+	var out []spans.Attr
+	for _, a := range []spans.Attr{
+		{Key: "service.name", Text: service},
+		{Key: "service.namespace", Text: c.Namespace},
+		{Key: "service.version", Text: c.ServiceVersion},
+		{Key: "service.instance.id", Text: c.PodUID},
+		{Key: "k8s.pod.name", Text: c.Pod},
+		{Key: "k8s.pod.uid", Text: c.PodUID},
+		{Key: "k8s.namespace.name", Text: c.Namespace},
+		{Key: "k8s.node.name", Text: c.Node},
+		{Key: "telemetry.sdk.name", Text: "heddle"},
+		{Key: "telemetry.sdk.language", Text: "go"},
+		{Key: "telemetry.sdk.version", Text: c.Version},
+	} {
+		if a.Text != "" {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// workload takes off a pod's name what Deployments ("-7d9f8b6c5-x2k4q"),
+// DaemonSets and Jobs ("-x2k4q") and StatefulSets ("-0") append.
+func workload(pod string) string {
+	name, last, ok := cutLast(pod)
+	switch {
+	case !ok:
+		return pod
+	case isNumber(last):
+		return name
+	case !isRandom(last, 5, 5):
+		return pod
+	}
+	if owner, hash, ok := cutLast(name); ok && isRandom(hash, 8, 10) {
+		return owner
+	}
+	return name
+}
+
+func cutLast(s string) (before, after string, ok bool) {
+	i := strings.LastIndexByte(s, '-')
+	if i <= 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+func isNumber(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// isRandom tells the letters of Kubernetes' random suffixes, which make no
+// words.
+func isRandom(s string, least, most int) bool {
+	return len(s) >= least && len(s) <= most && strings.Trim(s, "bcdfghjklmnpqrstvwxz2456789") == ""
+}
