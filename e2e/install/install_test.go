@@ -101,11 +101,7 @@ type purchase struct {
 func buys(t *testing.T, s *shop.Place, during time.Duration) int {
 	t.Helper()
 	from := time.Now()
-	select {
-	case <-t.Context().Done():
-		t.Fatal(t.Context().Err())
-	case <-time.After(during):
-	}
+	shop.Pause(t, during)
 	n := 0
 	for line := range strings.Lines(s.Kubectl(t, "-n", s.Namespace, "logs", "deployment/shopper", "-c", "shopper", "--since-time="+from.UTC().Format(time.RFC3339))) {
 		var p purchase

@@ -189,11 +189,7 @@ func write(t *testing.T, text string) string {
 // look gives the requests that a load began since a time, once it is settled.
 func (s *scene) look(t *testing.T, since time.Time, who string) (begun []ledger.Entry) {
 	t.Helper()
-	select {
-	case <-t.Context().Done():
-		t.Fatal(t.Context().Err())
-	case <-time.After(time.Until(since.Add(settled))):
-	}
+	shop.Pause(t, time.Until(since.Add(settled)))
 	place := s.Place
 	if who == stranger {
 		place = s.strangers

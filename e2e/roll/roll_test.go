@@ -7,7 +7,6 @@
 package roll
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -31,15 +30,15 @@ func TestRollingRestartLosesNothing(t *testing.T) {
 	c.EnsureHeddle(t)
 	p := shop.Open(t, c, "rolled", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080/pay",
 		"TILLS", fmt.Sprint(tills), "LOADS", fmt.Sprint(loads), "RATE", fmt.Sprint(rate))
-	pause(t, around)
+	shop.Pause(t, around)
 	for _, what := range []string{"deployment/till", "deployment/load"} {
 		begun := time.Now()
 		c.Kubectl(t, "-n", "rolled", "rollout", "restart", what)
 		c.Kubectl(t, "-n", "rolled", "rollout", "status", what, "--timeout="+restartLimit.String())
 		t.Logf("%s restarted in %v", what, time.Since(begun).Round(time.Second))
-		pause(t, around)
+		shop.Pause(t, around)
 	}
-	stop(t, p)
+	p.EndLoad(t)
 	v := ledger.Compare(p.Ledgers(t))
 	t.Logf("%d requests in %v, %d good; clients %v; servers %v", v.Begun, v.Took.Round(time.Second), v.Good, v.Clients, v.Servers)
 	if err := v.Err(); err != nil {
@@ -62,8 +61,8 @@ func forced(t *testing.T, p *shop.Place) {
 	p.Fault(t, p.Pods(t, "till")[0], "abort=1&n=2")
 	p.Kubectl(t, "-n", "rolled", "scale", "deployment/load", "--replicas=1")
 	p.Ready(t)
-	pause(t, around)
-	stop(t, p)
+	shop.Pause(t, around)
+	p.EndLoad(t)
 	var since []ledger.Entry
 	for _, e := range p.Ledgers(t) {
 		if e.At.After(begun) {
@@ -76,26 +75,4 @@ func forced(t *testing.T, p *shop.Place) {
 		t.Errorf("of %d requests two were broken off, and the comparison says %d were good: %v", v.Begun, v.Good, err)
 	}
 	t.Log("seen: ", err)
-}
-
-// stop ends the load and waits until it has taken leave.
-func stop(t *testing.T, p *shop.Place) {
-	t.Helper()
-	p.Kubectl(t, "-n", p.Namespace, "scale", "deployment/load", "--replicas=0")
-	p.Eventually(t, restartLimit, "the load has ended", func(ctx context.Context) error {
-		out, err := p.TryKubectl(ctx, "-n", p.Namespace, "get", "pods", "-l", "app=load", "-o", "name")
-		if err == nil && strings.TrimSpace(out) != "" {
-			err = fmt.Errorf("there is %s", out)
-		}
-		return err
-	})
-}
-
-func pause(t *testing.T, d time.Duration) {
-	t.Helper()
-	select {
-	case <-t.Context().Done():
-		t.Fatal(t.Context().Err())
-	case <-time.After(d):
-	}
 }

@@ -1,7 +1,9 @@
 package shop
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -74,5 +76,28 @@ func (p *Place) clearLedgers(t testing.TB) {
 	t.Helper()
 	for _, node := range p.Nodes(t) {
 		p.OnNode(t, node, "rm", "-rf", p.ledger())
+	}
+}
+
+// EndLoad ends a place's load and waits until it has taken leave.
+func (p *Place) EndLoad(t testing.TB) {
+	t.Helper()
+	p.Kubectl(t, "-n", p.Namespace, "scale", "deployment/load", "--replicas=0")
+	p.Eventually(t, goneLimit, "the load has ended", func(ctx context.Context) error {
+		is, err := p.TryKubectl(ctx, "-n", p.Namespace, "get", "pods", "-l", "app=load", "-o", "name")
+		if err == nil && strings.TrimSpace(is) != "" {
+			err = fmt.Errorf("there is %s", is)
+		}
+		return err
+	})
+}
+
+// Pause lets time pass, while a load goes on.
+func Pause(t testing.TB, d time.Duration) {
+	t.Helper()
+	select {
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
+	case <-time.After(d):
 	}
 }
