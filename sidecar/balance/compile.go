@@ -80,6 +80,7 @@ func (d *Destination) compileService(s *wire.Service, self Self) {
 	d.ports = make(map[uint16]*Port, len(s.GetPorts()))
 	for i, sp := range s.GetPorts() {
 		if p := d.newPort(sp); p != nil && d.ports[p.Number] == nil {
+			p.account = d.ledger.account(p.Number)
 			p.fill(d, i, sites, func(eps []endpoint.Endpoint) ([]int, endpoint.Verdict) {
 				return endpoint.Select(eps, client, policy, make([]int, 0, len(eps)))
 			})
@@ -92,6 +93,7 @@ func (d *Destination) compileWorkload(w *wire.Workload, self Self) {
 	e := w.GetEndpoint()
 	d.Namespace, d.Name = e.GetNamespace(), e.GetPod()
 	d.workload = d.site(e, self)
+	d.account = d.ledger.account(0)
 	d.ports = make(map[uint16]*Port, len(w.GetPorts()))
 	for _, sp := range w.GetPorts() {
 		if p := d.newPort(sp); p != nil && d.ports[p.Number] == nil {
@@ -109,8 +111,8 @@ func (d *Destination) newPort(sp *wire.ServicePort) *Port {
 		d.Broken = append(d.Broken, fmt.Sprintf("port %q: number %d", sp.GetName(), sp.GetPort()))
 		return nil
 	}
-	return &Port{Number: uint16(sp.GetPort()), Name: sp.GetName(), Protocol: sp.GetProtocol(),
-		AppProtocol: sp.GetAppProtocol(), born: d.ledger.born, none: telemetry.ReasonNoEndpoints}
+	return &Port{Number: uint16(sp.GetPort()), Name: sp.GetName(), Protocol: sp.GetProtocol(), AppProtocol: sp.GetAppProtocol(),
+		Policy: compilePolicy(sp.GetTrafficPolicy()), born: d.ledger.born, none: telemetry.ReasonNoEndpoints}
 }
 
 // fill gives the port the endpoints that serve it (number at index of their

@@ -47,7 +47,8 @@ type Destination struct {
 
 	ledger   *ledger
 	ports    map[uint16]*Port
-	workload *site // Kind Workload
+	workload *site    // Kind Workload
+	account  *account // of a workload's ports
 	version  uint64
 }
 
@@ -57,12 +58,21 @@ type Port struct {
 	Name        string
 	Protocol    wire.Protocol
 	AppProtocol string
+	Policy      *Policy // never nil
 
+	account   *account // shared by all ports of a workload's own address
 	endpoints []*Endpoint
 	// weights[i] is the sum of the weights of endpoints[:i+1]; nil: all equal.
 	weights []uint64
 	none    telemetry.Reason // why endpoints is empty
 	born    time.Time        // origin of the states' clock
+}
+
+// Ports calls f for each declared port, in no order.
+func (d *Destination) Ports(f func(*Port)) {
+	for _, p := range d.ports {
+		f(p)
+	}
 }
 
 // Port finds a port of the destination; nil: the Service has no such port.
@@ -71,7 +81,7 @@ type Port struct {
 func (d *Destination) Port(port uint16) *Port {
 	switch d.Kind {
 	case External:
-		return &Port{Number: port}
+		return &Port{Number: port, Policy: noPolicy}
 	case Workload:
 		return d.workloadPort(port)
 	}
@@ -81,7 +91,7 @@ func (d *Destination) Port(port uint16) *Port {
 // workloadPort makes the port asked for: any may be dialled on a pod's own
 // address. The endpoint's state is the ledger's, so repeated calls share it.
 func (d *Destination) workloadPort(number uint16) *Port {
-	p := &Port{Number: number, born: d.ledger.born, none: telemetry.ReasonNoEndpoints}
+	p := &Port{Number: number, Policy: noPolicy, account: d.account, born: d.ledger.born, none: telemetry.ReasonNoEndpoints}
 	if declared := d.ports[number]; declared != nil {
 		p.Name, p.Protocol, p.AppProtocol = declared.Name, declared.Protocol, declared.AppProtocol
 	}

@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"github.com/heddle-mesh/heddle/sidecar/breaker"
+	"github.com/heddle-mesh/heddle/sidecar/retry"
 )
 
 // ledger holds the endpoint states of one destination through its versions.
@@ -13,9 +16,10 @@ import (
 type ledger struct {
 	born time.Time // states count nanoseconds from here, monotonically
 
-	mu      sync.Mutex
-	version uint64
-	states  map[stateKey]*EndpointState
+	mu       sync.Mutex
+	version  uint64
+	states   map[stateKey]*EndpointState
+	accounts map[uint16]*account // by port of the destination
 }
 
 type stateKey struct {
@@ -26,7 +30,7 @@ type stateKey struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{born: time.Now(), states: map[stateKey]*EndpointState{}}
+	return &ledger{born: time.Now(), states: map[stateKey]*EndpointState{}, accounts: map[uint16]*account{}}
 }
 
 // begin starts a version.
@@ -54,6 +58,19 @@ func (l *ledger) locked(k stateKey) *EndpointState {
 	return s
 }
 
+// account gives a port's, made at need, for the version being built.
+func (l *ledger) account(port uint16) *account {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.accounts[port]
+	if a == nil {
+		a = &account{budget: retry.NewBudget(), breaker: &breaker.Breaker{}}
+		l.accounts[port] = a
+	}
+	a.version = l.version
+	return a
+}
+
 // lazily is state for a port first asked for long after its version was built.
 // A holder of an old version may ask: if the endpoint has left meanwhile it
 // gets a state that is gone already, which nothing else shares.
@@ -77,6 +94,11 @@ func (l *ledger) finish(keep func(stateKey) bool) {
 		if s.version != l.version && !keep(k) {
 			delete(l.states, k)
 			close(s.gone)
+		}
+	}
+	for port, a := range l.accounts {
+		if a.version != l.version {
+			delete(l.accounts, port)
 		}
 	}
 }

@@ -55,6 +55,11 @@ type EndpointState struct {
 	penalty  atomic.Int64  // avoided until then, since born
 	failures atomic.Int32  // since the last success
 
+	bad       atomic.Int32 // failures that count for ejection, one after the other
+	ejected   atomic.Int64 // left out until then, since born
+	back      atomic.Bool  // that it is back was not told yet
+	ejections int64        // lately; guarded by the account that ejects
+
 	born    time.Time
 	gone    chan struct{}
 	version uint64 // guarded by the ledger
@@ -82,13 +87,16 @@ func (p *Port) Pick(tried []*Endpoint) (*Endpoint, telemetry.Reason) {
 	for range 1 + redraws {
 		i, j := p.draw()
 		for _, e := range [2]*Endpoint{p.endpoints[i], p.endpoints[j]} {
-			if c := e.cost(now); c < cheapest {
+			if c := p.cost(e, now); c < cheapest {
 				best, cheapest = e, c
 			}
 		}
 		if cheapest < penaltyCost {
 			break
 		}
+	}
+	if cheapest >= ejectedCost { // as long as there is another one, none of these
+		return p.pickUntried(nil, now)
 	}
 	return best, telemetry.ReasonOK
 }
@@ -102,7 +110,7 @@ func (p *Port) pickUntried(tried []*Endpoint, now int64) (*Endpoint, telemetry.R
 	start := rand.IntN(n)
 	for i := range n {
 		e := p.endpoints[(start+i)%n]
-		if c := e.cost(now); c < cheapest && !e.among(tried) {
+		if c := p.cost(e, now); c < cheapest && !e.among(tried) {
 			best, cheapest = e, c
 		}
 	}
@@ -147,7 +155,21 @@ func (p *Port) draw() (int, int) {
 // million requests in flight at a thousand seconds each.
 const penaltyCost = 1e18
 
-// cost is what one more request would meet there, in nanoseconds. Weight
+// ejectedCost is above any cost of one that is not ejected. When all are, they
+// are picked from as if none was: a Service whose endpoints all fail is better
+// asked than given up.
+const ejectedCost = 1e36
+
+// cost is what one more request would meet there, in nanoseconds.
+func (p *Port) cost(e *Endpoint, now int64) float64 {
+	c := e.cost(now)
+	if p.ejects() && e.State.isEjected(now) {
+		return ejectedCost * (1 + c/penaltyCost)
+	}
+	return c
+}
+
+// cost is without regard to ejection. Weight
 // already decides how often an endpoint is drawn; here it only says how many
 // requests in flight are its fair share.
 func (e *Endpoint) cost(now int64) float64 {
