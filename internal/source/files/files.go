@@ -68,7 +68,7 @@ var _ source.Source = (*Files)(nil)
 func New(cfg Config) *Files {
 	cfg.Dir = filepath.Clean(cfg.Dir)
 	if cfg.StatusDir == "" {
-		cfg.StatusDir = filepath.Join(cfg.Dir, "status")
+		cfg.StatusDir = filepath.Join(cfg.Dir, statusDir)
 	}
 	if cfg.SecretsDir == "" {
 		cfg.SecretsDir = filepath.Join(cfg.Dir, "secrets")
@@ -277,6 +277,9 @@ func (w *watcher) publish() {
 	default:
 	}
 }
+
+// statusDir is where status stands in a folder, if nobody says otherwise.
+const statusDir = "status"
 
 // floorFile marks, by its time, a revision that no file's time reaches.
 const floorFile = "revision"

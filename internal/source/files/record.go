@@ -35,25 +35,54 @@ func safe(parts ...string) (string, error) {
 
 // WriteStatus replaces Kind.namespace.name.json of the status folder.
 func (f *Files) WriteStatus(ctx context.Context, ref source.Ref, conditions []source.Condition) error {
-	ns := ref.Namespace
-	if ns == "" {
-		ns = "-"
-	}
-	name, err := safe(ref.Kind, ns, ref.Name)
+	name, err := statusFile(ref)
 	if err != nil {
 		return fmt.Errorf("write status of %s: %w", ref, err)
 	}
-	data, err := json.MarshalIndent(struct {
-		Object     source.Ref         `json:"object"`
-		Conditions []source.Condition `json:"conditions"`
-	}{ref, conditions}, "", "  ")
+	data, err := json.MarshalIndent(status{ref, conditions}, "", "  ")
 	if err == nil {
-		err = replace(filepath.Join(f.cfg.StatusDir, name+".json"), append(data, '\n'), 0o644)
+		err = replace(filepath.Join(f.cfg.StatusDir, name), append(data, '\n'), 0o644)
 	}
 	if err != nil {
 		return fmt.Errorf("write status of %s: %w", ref, err)
 	}
 	return nil
+}
+
+// ReadStatus gives the conditions that a control plane wrote about an object of
+// a folder, in the folder's own status; none: it wrote nothing.
+func ReadStatus(dir string, ref source.Ref) ([]source.Condition, error) {
+	name, err := statusFile(ref)
+	if err != nil {
+		return nil, nil // no control plane writes such a name
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, statusDir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var s status
+	if err == nil {
+		err = json.Unmarshal(raw, &s)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read status of %s: %w", ref, err)
+	}
+	return s.Conditions, nil
+}
+
+// status is a file of the status folder.
+type status struct {
+	Object     source.Ref         `json:"object"`
+	Conditions []source.Condition `json:"conditions"`
+}
+
+func statusFile(ref source.Ref) (string, error) {
+	ns := ref.Namespace
+	if ns == "" {
+		ns = "-"
+	}
+	name, err := safe(ref.Kind, ns, ref.Name)
+	return name + ".json", err
 }
 
 // Event appends one line of JSON to events.jsonl of the status folder.

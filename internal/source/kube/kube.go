@@ -1,17 +1,28 @@
 // Package kube is the door to a Kubernetes API server: it lists and watches
 // the kinds we use, keeps the newest snapshot, reviews tokens, writes status,
 // events, secrets and config maps, and holds leases. Objects are trimmed as
-// they come in (internal/source/trim); what our own kinds say is read by
-// internal/source/manifest, as for a folder. The control plane and the
-// injector call it.
+// they come in; what they say is read by internal/source/manifest, as for a
+// folder. It decides nothing about what the objects mean. The control plane
+// and the injector call it.
 package kube
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/source"
+	"github.com/heddle-mesh/heddle/internal/source/kube/apiserver"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
 // Config of the door.
@@ -22,69 +33,134 @@ type Config struct {
 	Context string
 	// Only these kinds are watched (Namespace, Pod, MeshConfig, ...); nil: all.
 	Only []string
-	Log  *slog.Logger // nil: discard
+	// Namespace of leases; empty: that of POD_NAMESPACE, or heddle-system.
+	Namespace string
+	Log       *slog.Logger // nil: discard
 }
 
 // Source is a source.Source over an API server.
 type Source struct {
-	cfg Config
+	*apiserver.Client
+	log      *slog.Logger
+	kinds    []apiserver.Kind // that Config.Only leaves
+	changed  chan struct{}
+	snapshot atomic.Pointer[source.Snapshot]
+	dirty    chan struct{} // one signal: shelves changed
+
+	mu      sync.Mutex
+	shelves map[string]*shelf // by kind
+	asked   bool              // which optional kinds there are is known
+	seen    uint64            // newest resourceVersion of all
+	heard   bool              // a bookmark raised seen since the last snapshot
 }
 
 var _ source.Source = (*Source)(nil)
 
-var errSkeleton = errors.New("kube: not built yet")
-
 // New reads the kubeconfig, or the pod's service account, and talks to nobody
 // before Run.
-func New(cfg Config) (*Source, error) { return &Source{cfg: cfg}, nil }
+func New(cfg Config) (*Source, error) {
+	at, err := locate(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return newSource(cfg, at)
+}
 
-// Run watches until ctx ends.
-func (s *Source) Run(ctx context.Context) error { return errSkeleton }
+func locate(cfg Config) (*rest.Config, error) {
+	if cfg.Kubeconfig == "" {
+		at, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("find the API server: %w (give --kubeconfig outside a pod)", err)
+		}
+		return at, nil
+	}
+	at, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig},
+		&clientcmd.ConfigOverrides{CurrentContext: cfg.Context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig %s: %w", cfg.Kubeconfig, err)
+	}
+	return at, nil
+}
+
+func newSource(cfg Config, at *rest.Config) (*Source, error) {
+	at = rest.CopyConfig(at)
+	at.UserAgent = "heddle/" + run.Version
+	namespace := cfg.Namespace
+	if namespace == "" {
+		namespace = os.Getenv("POD_NAMESPACE")
+	}
+	if namespace == "" {
+		namespace = "heddle-system"
+	}
+	s := &Source{log: telemetry.Discard(cfg.Log), changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1),
+		shelves: map[string]*shelf{}}
+	var err error
+	if s.kinds, err = only(cfg.Only); err != nil {
+		return nil, err
+	}
+	s.Client, err = apiserver.New(apiserver.Config{Server: at, Namespace: namespace, Log: s.log})
+	return s, err
+}
 
 // Snapshot is the newest state, nil before everything was listed once.
-func (s *Source) Snapshot() *source.Snapshot { return nil }
+func (s *Source) Snapshot() *source.Snapshot { return s.snapshot.Load() }
 
 // Changed signals a new snapshot.
-func (s *Source) Changed() <-chan struct{} { return nil }
+func (s *Source) Changed() <-chan struct{} { return s.changed }
 
-// ReviewToken asks the API server whose token it is.
-func (s *Source) ReviewToken(ctx context.Context, token, audience string) (source.TokenInfo, error) {
-	return source.TokenInfo{}, errSkeleton
+// Run watches until ctx ends. What the API server refuses or cannot do is
+// logged, tried again and, for longer than awayAfter, a Problem of the
+// snapshot; it never ends Run.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.Close()
+	w := watches{cancels: map[string]func(){}}
+	for _, k := range s.kinds {
+		if !k.Optional {
+			w.start(ctx, s, k)
+		}
+	}
+	w.all.Go(func() { s.publishing(ctx) })
+	w.all.Go(func() { s.WriteEvents(ctx) })
+	s.discovering(ctx, &w) // until ctx ends
+	w.all.Wait()
+	return nil
 }
 
-// WriteStatus replaces the conditions of an object's status if they differ.
+// WriteStatus replaces the conditions of an object's status, in the version
+// of its kind that the API server serves, if they differ.
 func (s *Source) WriteStatus(ctx context.Context, ref source.Ref, conditions []source.Condition) error {
-	return errSkeleton
+	k, ok := apiserver.Find(ref.Kind)
+	if !ok {
+		return fmt.Errorf("write status of %s: it is no kind that we know", ref)
+	}
+	s.mu.Lock()
+	if sh := s.shelves[ref.Kind]; sh != nil {
+		k = sh.kind
+	}
+	s.mu.Unlock()
+	return s.Client.WriteStatus(ctx, k, ref, conditions)
 }
 
-// Event tells people about an object.
-func (s *Source) Event(ctx context.Context, ref source.Ref, reason, message string) {}
-
-// ReadSecret reads a Secret; its version is its resourceVersion.
-func (s *Source) ReadSecret(ctx context.Context, namespace, name string) (map[string][]byte, string, error) {
-	return nil, "", errSkeleton
+// empty is a snapshot of nothing.
+func empty() *source.Snapshot {
+	return &source.Snapshot{
+		Namespaces: map[string]*source.Namespace{}, Nodes: map[string]*source.Node{},
+		Pods: map[source.Key]*source.Pod{}, Services: map[source.Key]*source.Service{},
+		EndpointSlices: map[source.Key]*source.EndpointSlice{}, ServiceAccounts: map[source.Key]*source.ServiceAccount{},
+		AccessPolicies: map[source.Key]*v1alpha1.AccessPolicy{}, TrafficPolicies: map[source.Key]*v1alpha1.TrafficPolicy{},
+		Routes: map[source.Ref]*source.Route{},
+	}
 }
 
-// WriteSecret makes or replaces a Secret.
-func (s *Source) WriteSecret(ctx context.Context, namespace, name, version string, data map[string][]byte) error {
-	return errSkeleton
-}
-
-// Publish makes or replaces a ConfigMap.
-func (s *Source) Publish(ctx context.Context, namespace, name string, data map[string]string) error {
-	return errSkeleton
-}
-
-// Published reads a ConfigMap.
-func (s *Source) Published(ctx context.Context, namespace, name string) (map[string]string, error) {
-	return nil, errSkeleton
-}
-
-// Lead holds a Lease.
-func (s *Source) Lead(ctx context.Context, name string, lead func(context.Context)) {}
-
-// SetCABundle puts a PEM bundle into every webhook of a
-// MutatingWebhookConfiguration.
-func (s *Source) SetCABundle(ctx context.Context, webhookConfig string, pem []byte) error {
-	return errSkeleton
+// pause waits, or until ctx ends; false: it ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
