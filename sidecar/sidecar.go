@@ -150,7 +150,7 @@ func build(c Config) (*sidecar, error) {
 	s.out = outbound.New(outbound.Config{
 		OriginalDst: intercept.OriginalDst, Probe: s.probe.Handle, IsOwn: isOwn,
 		Lookup:   s.lookup,
-		Identity: s.identity, Pools: s.pools, Metrics: metrics, Log: traffic,
+		Identity: s.identity, Pools: s.pools, Metrics: metrics, Trace: s.tracer, Log: traffic,
 	})
 	s.in = inbound.New(inbound.Config{
 		OriginalDst: intercept.OriginalDst, SawInbound: s.probe.SawInbound, IsOwn: isOwn,

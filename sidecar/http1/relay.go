@@ -41,7 +41,10 @@ type Outcome struct {
 	// Unreached: the endpoint's sidecar says that the application did not take
 	// the request. It is tried elsewhere.
 	Unreached bool
-	Latency   time.Duration // until the head of the answer
+	Unsent    bool             // nothing was sent: the pooled connection was dead
+	Status    int              // of the endpoint's answer; 0: none
+	Reason    telemetry.Reason // why there is none, or not all of it
+	Latency   time.Duration    // until the head of the answer
 }
 
 // Exchange is one request and its answer.
@@ -181,7 +184,11 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	err = r.stream(up)
 	complete := r.endUpload(up, err)
 	reusable := err == nil && complete && r.upReusable(up)
-	r.c.Backend.Release(up, Outcome{Reusable: reusable, Failed: err == errUpstream, Latency: r.watch.latency})
+	o := Outcome{Reusable: reusable, Failed: err == errUpstream, Status: r.res.Status, Latency: r.watch.latency}
+	if o.Failed {
+		o.Reason = telemetry.ReasonUpstreamReset
+	}
+	r.c.Backend.Release(up, o)
 	switch {
 	case err == nil:
 	case err == errUpstream:

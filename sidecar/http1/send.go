@@ -44,7 +44,7 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 			return nil, err
 		}
 		if up.Reused && !r.req.Replayable() && !up.Alive() {
-			r.c.Backend.Release(up, Outcome{})
+			r.c.Backend.Release(up, Outcome{Unsent: true})
 			if stale++; stale < maxStale {
 				attempt--
 			}
@@ -52,7 +52,7 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 		}
 		again, err := r.try(up)
 		if err == nil && r.unreached(up) && attempt < maxUnreached {
-			r.c.Backend.Release(up, Outcome{Reusable: r.drainAnswer(up), Unreached: true})
+			r.c.Backend.Release(up, Outcome{Reusable: r.drainAnswer(up), Unreached: true, Status: r.res.Status, Reason: telemetry.ReasonConnectFailed})
 			r.x.Replayed = true
 			continue
 		}
@@ -61,12 +61,21 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 		}
 		again = again && up.Reused && attempt == 0
 		r.endUpload(up, err)
-		r.c.Backend.Release(up, Outcome{Failed: !again, Latency: r.watch.latency})
+		r.c.Backend.Release(up, Outcome{Failed: !again, Reason: reasonOf(err), Latency: r.watch.latency})
 		if !again {
 			return nil, err
 		}
 		r.x.Replayed = true
 	}
+}
+
+// reasonOf is a fault's reason; none: the client is the cause.
+func reasonOf(err error) telemetry.Reason {
+	var f *Fault
+	if errors.As(err, &f) {
+		return f.Reason
+	}
+	return telemetry.ReasonOK
 }
 
 // unreached tells whether the endpoint's sidecar says that its application
@@ -179,7 +188,7 @@ func (r *Relay) switchProtocols(ctx context.Context, up *Conn) error {
 		r.x.Sent += t.Sent()
 		r.x.Received += t.Received()
 	}
-	r.c.Backend.Release(up, Outcome{Latency: r.watch.latency})
+	r.c.Backend.Release(up, Outcome{Status: r.res.Status, Latency: r.watch.latency})
 	r.record(r.res.Status)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return err

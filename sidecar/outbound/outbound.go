@@ -23,6 +23,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -69,6 +70,7 @@ type Config struct {
 	Identity *identity.Store
 	Pools    *pool.Set
 	Metrics  *flow.Metrics
+	Trace    *trace.Tracer // nil: requests are not traced
 	Draining func() bool
 	Log      *slog.Logger
 }
@@ -145,6 +147,7 @@ type session struct {
 	waited  bool // for news
 	target  *target
 	nowhere *flow.Peer // counts requests that found no endpoint
+	trace   trace.Request
 }
 
 // load takes the newest version, of which a port is looked up once.
@@ -175,6 +178,8 @@ func (s *session) serve(ctx context.Context) {
 }
 
 func (s *session) serveHTTP(ctx context.Context, said []byte) {
+	s.trace = s.p.c.Trace.Client()
+	defer s.trace.Done()
 	r := http1.NewRelay(http1.NewConn(s.f.Conn, said), http1.Config{Backend: s, Draining: s.p.c.Draining})
 	s.f.Watch(r)
 	if err := r.Serve(ctx); err != nil {

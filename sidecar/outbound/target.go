@@ -16,6 +16,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -183,7 +184,8 @@ func (s *session) failed(ctx context.Context, ep *balance.Endpoint, err error, d
 }
 
 // Open gives a connection for a request (http1.Backend).
-func (s *session) Open(ctx context.Context, _ *http1.Head, try http1.Try) (*http1.Conn, error) {
+func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*http1.Conn, error) {
+	s.trace.Begin(req)
 	if try.N == 0 {
 		s.nTried, s.target, s.waited = 0, nil, false
 	}
@@ -197,11 +199,13 @@ func (s *session) Open(ctx context.Context, _ *http1.Head, try http1.Try) (*http
 		t := s.p.target(ep, s.dest)
 		s.target = t
 		t.state.Begin()
+		s.startSpan(t)
 		c, err := t.pool.Get(ctx, fresh)
 		if err == nil {
-			c.Owner, c.Sidecar = ep, t.meshed()
+			c.Owner, c.Sidecar, c.Fields = ep, t.meshed(), s.trace.Fields()
 			return c, nil
 		}
+		s.trace.End(trace.Result{Reason: reasonOf(err)})
 		if deadline.IsZero() {
 			deadline = time.Now().Add(connectBudget)
 		}
@@ -213,6 +217,8 @@ func (s *session) Open(ctx context.Context, _ *http1.Head, try http1.Try) (*http
 
 // Release takes a connection back (http1.Backend).
 func (s *session) Release(c *http1.Conn, o http1.Outcome) {
+	s.endSpan(o)
+	c.Fields = nil // ours, and the connection may outlive us
 	ep := c.Owner.(*balance.Endpoint)
 	latency := o.Latency
 	if !c.Reused {
@@ -231,6 +237,7 @@ func (s *session) Release(c *http1.Conn, o http1.Outcome) {
 
 // Record counts a request (http1.Backend).
 func (s *session) Record(x *http1.Exchange) {
+	s.told(x)
 	if x.Reason != telemetry.ReasonOK {
 		s.p.c.Metrics.Refused(flow.Outbound, x.Reason)
 		s.p.c.Log.Info("request failed", "service", serviceName(s.dest), "destination", s.dst.String(),

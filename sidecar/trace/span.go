@@ -26,6 +26,7 @@ type about struct {
 	name     string
 	attrs    []spans.Attr
 	attempts int
+	last     string // what became of the last attempt
 }
 
 // methods are those that OpenTelemetry's conventions take as they are.
@@ -103,7 +104,6 @@ type Hop struct {
 	Peer    string         // its SPIFFE ID; "" without mTLS
 	Addr    netip.AddrPort // its address; zero: there is none
 	Service string         // client: the Service called, namespace/name
-	Retry   string         // client: why it is not the first attempt
 }
 
 // Result says what became of it.
@@ -111,6 +111,16 @@ type Result struct {
 	Status int              // of the answer; 0: there is none
 	Reason telemetry.Reason // why a sidecar refused or failed it
 	Policy string           // that refused it
+}
+
+func (how Result) text() string {
+	switch {
+	case how.Reason != telemetry.ReasonOK:
+		return string(how.Reason)
+	case how.Status != 0:
+		return strconv.Itoa(how.Status)
+	}
+	return noAnswer
 }
 
 // Start begins the span of an attempt, or of a request served, if the request
@@ -123,9 +133,7 @@ func (r *Request) Start(to Hop) {
 	}
 	r.End(Result{})
 	a.attempts++
-	s := &spans.Span{Trace: r.c.trace, ID: newSpan(), Parent: r.c.parent, State: a.state,
-		Kind: r.kind, Name: a.name, Start: time.Now()}
-	s.Attrs = append(make([]spans.Attr, 0, len(a.attrs)+10), a.attrs...)
+	s := r.newSpan(time.Now())
 	if to.Addr.IsValid() {
 		s.Attrs = appendText(s.Attrs, "network.peer.address", to.Addr.Addr().String())
 		if to.Addr.Port() != 0 {
@@ -138,14 +146,35 @@ func (r *Request) Start(to Hop) {
 		s.Attrs = append(s.Attrs, spans.Attr{Key: "heddle.attempt", Number: int64(a.attempts)})
 		if a.attempts > 1 {
 			s.Attrs = append(s.Attrs, spans.Attr{Key: "http.request.resend_count", Number: int64(a.attempts - 1)})
+			s.Attrs = appendText(s.Attrs, "heddle.retry", a.last)
 		}
-		s.Attrs = appendText(s.Attrs, "heddle.retry", to.Retry)
 	}
 	r.span = s
 	r.fields = r.c.appendParent(r.fields[:0], s.ID)
 	if a.badState {
 		r.fields = append(r.fields, noState...)
 	}
+}
+
+func (r *Request) newSpan(start time.Time) *spans.Span {
+	a := r.about
+	s := &spans.Span{Trace: r.c.trace, ID: newSpan(), Parent: r.c.parent, State: a.state,
+		Kind: r.kind, Name: a.name, Start: start}
+	s.Attrs = append(make([]spans.Attr, 0, len(a.attrs)+10), a.attrs...)
+	return s
+}
+
+// Refused makes a span, from start to now, of a request that a sidecar
+// answered itself, if it is sampled and the last attempt does not tell that
+// already.
+func (r *Request) Refused(service string, how Result, start time.Time) {
+	if r.about == nil || r.about.last == string(how.Reason) {
+		return
+	}
+	r.End(Result{})
+	r.span = r.newSpan(start)
+	r.span.Attrs = appendText(r.span.Attrs, "heddle.service", service)
+	r.End(how)
 }
 
 // Cancel forgets the span under way: nothing was sent.
@@ -162,33 +191,22 @@ func (r *Request) End(how Result) {
 	if s == nil {
 		return
 	}
-	r.span = nil
-	s.End = time.Now()
+	r.span, s.End = nil, time.Now()
+	r.about.last = how.text()
 	if how.Status != 0 {
 		s.Attrs = append(s.Attrs, spans.Attr{Key: "http.response.status_code", Number: int64(how.Status)})
 	}
 	s.Attrs = appendText(s.Attrs, "heddle.reason", string(how.Reason))
 	s.Attrs = appendText(s.Attrs, "heddle.policy", how.Policy)
 	// OTel semantic conventions, HTTP spans, "Status": a client's 4xx is no error
-	// of the server. A sidecar that answers itself has refused or failed.
+	// of the server; what a sidecar refused or failed is one to both.
 	least := 500
 	if s.Kind == spans.Client {
 		least = 400
 	}
-	switch {
-	case how.Reason != telemetry.ReasonOK:
-		s.Failed, s.Detail = how.Status == 0 || how.Status >= least, string(how.Reason)
-	case how.Status == 0:
-		s.Failed, s.Detail = true, noAnswer
-	default:
-		s.Failed = how.Status >= least
-	}
-	if s.Failed {
-		kind := s.Detail
-		if kind == "" {
-			kind = strconv.Itoa(how.Status)
-		}
-		s.Attrs = appendText(s.Attrs, "error.type", kind)
+	if s.Failed = how.Status == 0 || how.Status >= least || how.Reason != telemetry.ReasonOK; s.Failed {
+		s.Attrs = appendText(s.Attrs, "error.type", how.text())
+		s.Detail = string(how.Reason)
 	}
 	r.tracer.offer(s)
 }
