@@ -375,5 +375,5 @@ func (b *builder) trafficChanges() {
 		b.traffic = traffic.New(b.prev.traffic, b.snap)
 		b.add(b.services, b.traffic.Changed(b.prev.traffic))
 	}
-	b.problems = append(b.problems, b.traffic.Problems(b.snap)...)
+	b.problems = append(b.problems, b.traffic.Problems()...)
 }

@@ -5,9 +5,9 @@ package traffic
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
@@ -97,78 +97,38 @@ func (s *Set) Changed(prev *Set) []source.Key {
 	return out
 }
 
-// Problems are those of the policies: what does not compile, whether a mistaken
-// one has an earlier version in force, and what they name that is not there.
-func (s *Set) Problems(snap *source.Snapshot) []source.Problem {
-	out := slices.Clone(s.problems)
-	told := map[source.Key]bool{}
-	for _, p := range slices.Concat(snap.Problems, s.problems) {
-		key := source.Key{Namespace: p.Ref.Namespace, Name: p.Ref.Name}
-		if p.Ref.Kind != "TrafficPolicy" || told[key] {
-			continue
-		}
-		told[key] = true
-		stands := "does not exist until it is corrected"
-		if s.inForce[key] != nil {
-			stands = "its last good version stays in force until it is corrected"
-		}
-		out = append(out, source.Problem{Ref: p.Ref, Generation: p.Generation, Err: stands})
-	}
-	for _, key := range sortedKeys(s.inForce) {
-		p := s.inForce[key]
-		for i, t := range p.Spec.TargetRefs {
-			field, err := fmt.Sprintf("spec.targetRefs[%d]", i), ""
-			svc := snap.Services[source.Key{Namespace: key.Namespace, Name: t.Name}]
-			switch {
-			case svc == nil:
-				field, err = field+".name", fmt.Sprintf("there is no Service %s/%s", key.Namespace, t.Name)
-			case t.Port != nil && !slices.ContainsFunc(svc.Ports, func(p source.ServicePort) bool { return p.Port == *t.Port }):
-				field, err = field+".port", fmt.Sprintf("Service %s/%s has no port %d", key.Namespace, t.Name, *t.Port)
-			default:
-				continue
-			}
-			out = append(out, source.Problem{Ref: ref(key), Generation: p.Generation, Field: field, Err: err, Fix: "correct it, or make what it names: the policy will then hold for it"})
-		}
-	}
-	return out
-}
+// Problems are those of policies that came through a door unchecked. What a
+// policy names need not exist yet.
+func (s *Set) Problems() []source.Problem { return s.problems }
 
 // Policy gives what callers of a Service's port are told; nil: nothing.
 func (s *Set) Policy(svc source.Key, port uint16) *wire.TrafficPolicy {
-	var out *wire.TrafficPolicy
-	take := func(group string, c claim) {
-		if out == nil {
-			out = &wire.TrafficPolicy{}
-		} else {
-			out.Source += " "
-		}
-		out.Source += group + "=" + c.policy.Namespace + "/" + c.policy.Name
-	}
+	out := &wire.TrafficPolicy{}
+	var from [4]string // one for each group, in the order of the fields
 	for _, c := range s.claims[svc] {
 		if c.port != 0 && c.port != port {
 			continue
 		}
-		spec := &c.policy.Spec
-		if spec.Retry != nil && out.GetRetry() == nil {
-			take("retry", c)
-			out.Retry = retry(spec.Retry)
+		name, spec := c.policy.Namespace+"/"+c.policy.Name, &c.policy.Spec
+		if spec.Retry != nil && out.Retry == nil {
+			from[0], out.Retry = "retry="+name, retry(spec.Retry)
 		}
-		if spec.Timeouts != nil && out.GetTimeouts() == nil {
-			take("timeouts", c)
-			t := spec.Timeouts
+		if t := spec.Timeouts; t != nil && out.Timeouts == nil {
+			from[1] = "timeouts=" + name
 			out.Timeouts = &wire.Timeouts{Connect: span(t.Connect, 0), Request: span(t.Request, 0), Idle: span(t.Idle, 0)}
 		}
-		if spec.CircuitBreaker != nil && out.GetCircuitBreaker() == nil {
-			take("circuitBreaker", c)
-			b := spec.CircuitBreaker
+		if b := spec.CircuitBreaker; b != nil && out.CircuitBreaker == nil {
+			from[2] = "circuitBreaker=" + name
 			out.CircuitBreaker = &wire.CircuitBreaker{
 				MaxConnections: or(b.MaxConnections, 0), MaxPending: or(b.MaxPending, v1alpha1.DefaultMaxPending), MaxRequests: or(b.MaxRequests, 0),
 			}
 		}
-		if spec.OutlierEjection != nil && out.GetOutlierEjection() == nil {
-			take("outlierEjection", c)
-			out.OutlierEjection = ejection(spec.OutlierEjection)
+		if spec.OutlierEjection != nil && out.OutlierEjection == nil {
+			from[3], out.OutlierEjection = "outlierEjection="+name, ejection(spec.OutlierEjection)
 		}
+	}
+	if out.Source = strings.Join(strings.Fields(strings.Join(from[:], " ")), " "); out.Source == "" {
+		return nil
 	}
 	return out
 }
