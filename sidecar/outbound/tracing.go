@@ -1,7 +1,6 @@
 package outbound
 
 import (
-	"github.com/heddle-mesh/heddle/internal/telemetry"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
 	"github.com/heddle-mesh/heddle/sidecar/trace"
 )
@@ -31,7 +30,7 @@ func (s *session) endSpan(o http1.Outcome) {
 // told makes a span for what no attempt tells: the request was refused, by
 // policy, breaker or for want of an endpoint.
 func (s *session) told(x *http1.Exchange) {
-	if x.Reason != telemetry.ReasonOK && s.trace.Sampled() {
+	if s.trace.Sampled() {
 		s.trace.Refused(serviceName(s.dest), trace.Result{Status: x.Status, Reason: x.Reason}, x.Start)
 	}
 	s.trace.Done()

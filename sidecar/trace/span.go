@@ -168,7 +168,7 @@ func (r *Request) newSpan(start time.Time) *spans.Span {
 // answered itself, if it is sampled and the last attempt does not tell that
 // already.
 func (r *Request) Refused(service string, how Result, start time.Time) {
-	if r.about == nil || r.about.last == string(how.Reason) {
+	if r.about == nil || how.Reason == telemetry.ReasonOK || r.about.last == string(how.Reason) {
 		return
 	}
 	r.End(Result{})
