@@ -26,6 +26,7 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/intercept"
 	"github.com/heddle-mesh/heddle/sidecar/outbound"
 	"github.com/heddle-mesh/heddle/sidecar/pool"
+	"github.com/heddle-mesh/heddle/sidecar/trace"
 )
 
 // A mesh of sidecars in one process, without redirect: what the redirect would
@@ -38,8 +39,17 @@ type mesh struct {
 	log       *slog.Logger
 	logged    *safeBuffer
 
+	tracer func(service string) *trace.Tracer // nil: nothing is traced
+
 	mu     sync.Mutex
 	routes map[netip.AddrPort]string // pod address and port → loopback address
+}
+
+func (m *mesh) trace(service string) *trace.Tracer {
+	if m.tracer == nil {
+		return nil
+	}
+	return m.tracer(service)
 }
 
 const (
@@ -161,6 +171,7 @@ func (m *mesh) serve(c serverConfig, handle func(net.Conn)) *server {
 		PodIPs:      []netip.Addr{appAddr.Addr()}, PodUID: "uid-server",
 		Meshed:   func(_ context.Context, a netip.Addr) bool { return c.meshed != nil && c.meshed(a) },
 		Identity: c.store, Pools: pools, Metrics: metrics, Draining: s.drain.Load, Log: m.log,
+		Trace: m.trace("orders"),
 	})
 	s.in.SetPolicy(compile(c.policy))
 	s.flows = flow.New(flow.Config{Direction: flow.Inbound, Metrics: metrics, Log: m.log, Handle: s.in.Handle})
@@ -241,6 +252,7 @@ func (m *mesh) client(store *identity.Store, p wire.Protocol, endpoints ...*wire
 		IsOwn:       func(netip.AddrPort) bool { return false },
 		Lookup:      func(context.Context, netip.Addr) (outbound.Entry, error) { return c.entry, nil },
 		Dial:        m.dial, Identity: store, Pools: c.pools, Metrics: metrics, Log: m.log,
+		Trace: m.trace("web"),
 	})
 	c.flows = flow.New(flow.Config{Direction: flow.Outbound, Metrics: metrics, Log: m.log, Handle: out.Handle})
 	l := listen(m.t)
