@@ -10,6 +10,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
+	"github.com/heddle-mesh/heddle/sidecar/retry"
 )
 
 // Backend finds connections for requests and is told how they fared. Its calls
@@ -41,6 +42,7 @@ type Outcome struct {
 	// Unreached: the endpoint's sidecar says that the application did not take
 	// the request. It is tried elsewhere.
 	Unreached bool
+	Elsewhere bool             // the request is sent again, to another endpoint if there is one
 	Unsent    bool             // nothing was sent: the pooled connection was dead
 	Status    int              // of the endpoint's answer; 0: none
 	Reason    telemetry.Reason // why there is none, or not all of it
@@ -51,7 +53,9 @@ type Outcome struct {
 type Exchange struct {
 	Status         int              // what the client was told; 0: nothing
 	Reason         telemetry.Reason // set if the answer is ours, or was cut
-	Replayed       bool
+	Replayed       bool             // sent again since it provably had not reached an application
+	Retries        retry.Counts     // sent again as the policy says
+	Denied         telemetry.Reason // why it was not sent again once more, although the policy says so
 	Start          time.Time
 	Duration       time.Duration // until the end of the answer
 	Sent, Received int64         // bytes to and from the client
@@ -69,6 +73,8 @@ type Config struct {
 	Guarded bool
 	// Quiet leaves x-heddle-reason out of our own answers (outside callers).
 	Quiet bool
+	// Plan tells, for each request, how it is treated; nil: the zero Plan.
+	Plan func() Plan
 	// Draining, when true, has each answer end its connection; nil: never.
 	Draining func() bool
 }
@@ -85,6 +91,8 @@ type Relay struct {
 	first    []byte // of the body: what leaves with the head
 	out      []byte // what is composed for the next write
 	x        Exchange
+	recorded bool
+	tries    attempts
 	upload   upload
 	watch    watch
 }
@@ -110,11 +118,15 @@ var errCut = errors.New("answer cut off")
 // Serve relays until the client or we end the connection, which is closed
 // then. The error says why it ended before its time; nil: in order.
 func (r *Relay) Serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r.watch.cancel.Store(&cancel)
 	for {
 		if err := r.readRequest(); err != nil {
 			return r.close(err)
 		}
 		again, err := r.exchange(ctx)
+		r.tries.forget()
 		if err != nil || !again {
 			return r.close(err)
 		}
@@ -124,7 +136,7 @@ func (r *Relay) Serve(ctx context.Context) error {
 // readRequest waits for a request and parses its head.
 func (r *Relay) readRequest() error {
 	r.req.Reset()
-	r.x = Exchange{}
+	r.x, r.recorded = Exchange{}, false
 	r.giveOut()
 	r.down.release()
 	r.watch.enter(phaseIdle)
@@ -175,7 +187,11 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	}
 	up, err := r.send(ctx)
 	if err != nil {
-		return r.answerFault(err)
+		again, err := r.answerFault(err)
+		if !r.recorded {
+			r.record(0) // the client went away
+		}
+		return again, err
 	}
 	if r.res.Status == 101 || r.req.IsConnect() && r.res.Status/100 == 2 {
 		return false, r.switchProtocols(ctx, up)
@@ -184,15 +200,22 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	err = r.stream(up)
 	complete := r.endUpload(up, err)
 	reusable := err == nil && complete && r.upReusable(up)
-	o := Outcome{Reusable: reusable, Failed: err == errUpstream, Status: r.res.Status, Latency: r.watch.latency}
-	if o.Failed {
-		o.Reason = telemetry.ReasonUpstreamReset
+	o := Outcome{Reusable: reusable, Status: r.res.Status, Latency: r.watch.latency}
+	switch err {
+	case errUpstream:
+		o.Reason, o.Failed = telemetry.ReasonUpstreamReset, true
+	case errLate:
+		o.Reason, o.Failed = telemetry.ReasonUpstreamTimeout, true
+		up.Abort()
+	}
+	if reusable && !r.tries.end.IsZero() {
+		up.SetDeadline(time.Time{})
 	}
 	r.c.Backend.Release(up, o)
 	switch {
 	case err == nil:
-	case err == errUpstream:
-		r.x.Reason = telemetry.ReasonUpstreamReset
+	case o.Failed:
+		r.x.Reason = o.Reason
 		err = errCut
 	default:
 		r.x.Reason = telemetry.ReasonOK // the client went away
@@ -220,8 +243,7 @@ func (r *Relay) begin() error {
 	return nil
 }
 
-// compose puts the edited head for an attempt and the first of the body into
-// out.
+// compose puts the edited head for an attempt into out.
 func (r *Relay) compose(up *Conn) {
 	r.takeOut()
 	r.reqEdit.Instead = up.Fields
@@ -229,7 +251,7 @@ func (r *Relay) compose(up *Conn) {
 	if r.req.Minor == 0 && r.req.KeepAlive() {
 		r.out = append(r.out, "Connection: keep-alive\r\n"...)
 	}
-	r.out = append(append(r.out, "\r\n"...), r.first...)
+	r.out = append(r.out, "\r\n"...)
 }
 
 // upReusable tells whether the endpoint's connection can carry another request.
@@ -259,7 +281,10 @@ func (r *Relay) composeAnswer() bool {
 	return keep
 }
 
-var errUpstream = errors.New("endpoint broke off its answer")
+var (
+	errUpstream = errors.New("endpoint broke off its answer")
+	errLate     = errors.New("the answer took longer than the policy allows")
+)
 
 // stream writes the answer's head and body to the client.
 func (r *Relay) stream(up *Conn) error {
@@ -283,6 +308,9 @@ func (r *Relay) stream(up *Conn) error {
 			err := up.fill()
 			if err == io.EOF && r.resBody.UntilClose() {
 				return nil
+			}
+			if isLate(err) {
+				return errLate
 			}
 			if err != nil {
 				return errUpstream
@@ -316,6 +344,8 @@ func (r *Relay) record(status int) {
 	}
 	r.x.Duration = time.Since(r.x.Start)
 	r.x.Received += r.upload.bytes
+	r.upload.bytes = 0
+	r.recorded = true
 	r.c.Backend.Record(&r.x)
 }
 

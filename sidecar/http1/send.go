@@ -25,6 +25,7 @@ const maxUnreached = 5
 const ReasonField = "x-heddle-reason"
 
 var (
+	faultLate     = &Fault{Status: 504, Reason: telemetry.ReasonUpstreamTimeout, Detail: "no answer in the time that the policy gives"}
 	faultReset    = &Fault{Status: 502, Reason: telemetry.ReasonUpstreamReset, Detail: "endpoint closed the connection without an answer"}
 	faultAnswer   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint's answer is not HTTP/1.x"}
 	faultSwitch   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint switched protocols unasked"}
@@ -32,41 +33,85 @@ var (
 	faultInform   = &Fault{Status: 502, Reason: telemetry.ReasonBadResponse, Detail: "endpoint sent too many informational answers"}
 )
 
-// send sends the request and reads the head of the final answer. A request is
-// sent again, once, on a new connection, where that cannot run it twice: the
-// pooled connection took not one byte of it, or it is safe to repeat and the
-// connection ended before any byte of an answer.
+// send sends the request and reads the head of the final answer, in as many
+// attempts as it takes: see judge for when there is another one.
 func (r *Relay) send(ctx context.Context) (*Conn, error) {
-	for attempt, stale := 0, 0; ; attempt++ {
+	t := &r.tries
+	r.plan()
+	for {
 		r.watch.enter(phaseSend)
-		up, err := r.c.Backend.Open(ctx, &r.req, Try{N: attempt, Fresh: attempt > 0})
+		by := t.by()
+		up, err := r.open(ctx, by)
+		var v verdict
+		if err != nil {
+			if t.over() {
+				return nil, faultLate
+			}
+			if v = r.unopened(err); !v.again {
+				return nil, err
+			}
+		} else {
+			a := r.try(up, by)
+			if v = r.judge(up, a); !v.again && a.err == nil {
+				return up, nil
+			}
+			if err = r.giveBack(up, a, v); !v.again || err != nil {
+				return nil, err
+			}
+		}
+		if !pause(ctx, v.pause) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// open asks for a connection. One from the pool that is not to be relied on is
+// looked at first, if what it breaks could not be mended.
+func (r *Relay) open(ctx context.Context, by time.Time) (*Conn, error) {
+	t := &r.tries
+	fresh := t.fresh
+	t.fresh = false
+	if t.kept != nil {
+		r.req.Move(t.kept)
+	}
+	for stale := 0; ; stale++ {
+		up, err := r.c.Backend.Open(ctx, &r.req, Try{N: t.n, Fresh: fresh || stale == maxStale, By: by})
 		if err != nil {
 			return nil, err
 		}
-		if up.Reused && !r.req.Replayable() && !up.Alive() {
-			r.c.Backend.Release(up, Outcome{Unsent: true})
-			if stale++; stale < maxStale {
-				attempt--
-			}
-			continue
-		}
-		again, err := r.try(up)
-		if err == nil && r.unreached(up) && attempt < maxUnreached {
-			r.c.Backend.Release(up, Outcome{Reusable: r.drainAnswer(up), Unreached: true, Status: r.res.Status, Reason: telemetry.ReasonConnectFailed})
-			r.x.Replayed = true
-			continue
-		}
-		if err == nil {
+		if !up.Reused || r.req.Replayable() || up.Alive() {
+			t.n++
 			return up, nil
 		}
-		again = again && up.Reused && attempt == 0
-		r.endUpload(up, err)
-		r.c.Backend.Release(up, Outcome{Failed: !again, Reason: reasonOf(err), Latency: r.watch.latency})
-		if !again {
-			return nil, err
-		}
-		r.x.Replayed = true
+		r.c.Backend.Release(up, Outcome{Unsent: true})
 	}
+}
+
+// giveBack takes leave of a connection whose answer, if there is one, is not
+// for the client. Its error is the attempt's, or the client's.
+func (r *Relay) giveBack(up *Conn, a attempt, v verdict) error {
+	o := Outcome{Latency: r.watch.latency, Elsewhere: v.elsewhere, Unsent: a.unsent && v.again && !v.elsewhere}
+	err := a.err
+	switch {
+	case err == nil:
+		o.Status = r.res.Status
+		if r.unreached(up) {
+			o.Unreached, o.Reason = true, telemetry.ReasonConnectFailed
+		}
+		err = r.pauseUpload(up)
+		o.Reusable = err == nil && r.drainAnswer(up)
+	case v.again:
+		o.Reason, o.Failed = reasonOf(err), v.elsewhere
+		err = r.pauseUpload(up)
+	default:
+		r.endUpload(up, err)
+		o.Reason, o.Failed = reasonOf(err), true
+	}
+	if a.err == faultLate {
+		up.Abort() // so that the endpoint's sidecar, too, gives up at once
+	}
+	r.c.Backend.Release(up, o)
+	return err
 }
 
 // reasonOf is a fault's reason; none: the client is the cause.
@@ -79,44 +124,85 @@ func reasonOf(err error) telemetry.Reason {
 }
 
 // unreached tells whether the endpoint's sidecar says that its application
-// took nothing, and the request is still whole in our hands.
+// took nothing.
 func (r *Relay) unreached(up *Conn) bool {
-	if r.res.Status != 503 || !up.Sidecar || r.upload.running {
-		return false
-	}
-	return r.res.Says(ReasonField, string(telemetry.ReasonConnectFailed))
+	return r.res.Status == 503 && up.Sidecar && r.res.Says(ReasonField, string(telemetry.ReasonConnectFailed))
 }
 
-// drainAnswer throws the rest of a sidecar's own answer away, which came with
-// its head; false: it did not, so the connection is of no further use.
+// drainAnswer throws the rest of an answer away that is not for the client, if
+// it came with its head; false: it did not, so the connection is of no further
+// use.
 func (r *Relay) drainAnswer(up *Conn) bool {
 	b := r.res.ResponseBody(&r.req)
 	up.consume(r.res.Len())
 	n, err := b.Take(up.buffered())
 	up.consume(n)
-	return err == nil && b.Done() && r.res.Persistent()
+	r.resBody = b
+	if err != nil || !b.Done() || !r.upReusable(up) {
+		return false
+	}
+	if !r.tries.end.IsZero() {
+		up.SetDeadline(time.Time{})
+	}
+	return true
 }
 
-// try sends the request on up; true with an error: it may be sent again.
-func (r *Relay) try(up *Conn) (bool, error) {
-	r.compose(up)
+// attempt is how one went that got a connection.
+type attempt struct {
+	err    error // nil: the head of the final answer is there
+	unsent bool  // with an error: not one byte was sent
+	silent bool  // with an error: not one byte of an answer came
+}
+
+// try sends the request on up, for an answer before by.
+func (r *Relay) try(up *Conn, by time.Time) attempt {
+	if !by.IsZero() {
+		up.SetDeadline(by)
+	}
 	began := time.Now()
-	n, err := up.Write(r.out)
+	n, err := r.write(up)
 	if err != nil {
 		r.watch.latency = time.Since(began)
-		return n == 0, faultReset
+		if isLate(err) {
+			return attempt{err: faultLate, unsent: n == 0}
+		}
+		return attempt{err: faultReset, unsent: n == 0, silent: true}
 	}
 	r.watch.await(up)
 	defer r.watch.await(nil)
 	if !r.reqBody.Done() {
 		r.startUpload(up)
 	}
-	untouched, err := r.readAnswer(up)
+	silent, err := r.readAnswer(up)
 	r.watch.latency = time.Since(began)
 	if err == nil && r.req.Minor == 0 && r.res.Chunked() && !r.res.Bodiless() {
 		err = faultOldChunk
 	}
-	return untouched && r.req.Replayable() && !r.upload.running, err
+	if err == nil && !by.IsZero() && by != r.tries.end {
+		up.SetDeadline(r.tries.end) // zero: none
+	}
+	return attempt{err: err, silent: silent}
+}
+
+// write composes the head for this attempt and sends it with what there is of
+// the body.
+func (r *Relay) write(up *Conn) (int, error) {
+	body := r.first
+	if kept := r.tries.kept; kept != nil {
+		body = kept[r.req.Len():]
+	}
+	r.compose(up)
+	if len(body) <= joinLimit {
+		r.out = append(r.out, body...)
+		return up.Write(r.out)
+	}
+	n, err := up.Write(r.out)
+	if err == nil {
+		var m int
+		m, err = up.Write(body)
+		n += m
+	}
+	return n, err
 }
 
 // readAnswer reads the head of the final answer and relays informational ones.
@@ -125,7 +211,7 @@ func (r *Relay) readAnswer(up *Conn) (bool, error) {
 	for i := 0; i < maxInformational; i++ {
 		r.res.Reset()
 		if err := r.readHead(up); err != nil {
-			return i == 0 && up.r == up.w && err == faultReset, err
+			return i == 0 && up.r == up.w, err
 		}
 		switch {
 		case r.res.Status == 101 && !r.req.Upgrade():
@@ -134,6 +220,7 @@ func (r *Relay) readAnswer(up *Conn) (bool, error) {
 			return false, nil
 		}
 		if r.req.Minor == 1 {
+			r.tries.informed = true
 			r.resEdit.NoLengths, r.resEdit.AsMinor1 = true, true
 			// Not into out: it still holds the request.
 			info := r.res.AppendTo(takeBuffer(smallBuffer)[:0], &r.resEdit)
@@ -160,8 +247,11 @@ func (r *Relay) readHead(up *Conn) error {
 			}
 		}
 		if err := up.fill(); err != nil {
-			if err == errBufferFull {
+			switch {
+			case err == errBufferFull:
 				return faultAnswer
+			case isLate(err):
+				return faultLate
 			}
 			return faultReset
 		}
@@ -172,6 +262,9 @@ func (r *Relay) readHead(up *Conn) error {
 func (r *Relay) switchProtocols(ctx context.Context, up *Conn) error {
 	r.resEdit.NoLengths, r.resEdit.AsMinor1 = true, true
 	r.resEdit.Upgrade = r.res.Status == 101
+	if !r.tries.end.IsZero() {
+		up.SetDeadline(time.Time{}) // from here on it is no request any more
+	}
 	r.out = append(r.res.AppendTo(r.out[:0], &r.resEdit), "\r\n"...)
 	up.consume(r.res.Len())
 	if r.upload.running { // the rest of the request comes first

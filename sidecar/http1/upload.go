@@ -17,14 +17,20 @@ type upload struct {
 	running bool // owned by the relay's goroutine
 	done    chan struct{}
 	err     error // valid after done: why it ended early
-	bytes   int64 // valid after done
+	client  bool  // valid after done: the client is why
+	bytes   int64 // valid after done; of all attempts
 	last    atomic.Bool
 	stop    atomic.Bool
 }
 
 func (r *Relay) startUpload(up *Conn) {
 	u := &r.upload
-	u.running, u.err, u.bytes = true, nil, 0
+	u.running, u.err, u.client = true, nil, false
+	if t := &r.tries; t.plan.Rule.Attempts > t.retries {
+		r.keep(nil)
+	} else {
+		t.lost = true
+	}
 	u.last.Store(false)
 	u.stop.Store(false)
 	go r.runUpload(up)
@@ -33,8 +39,8 @@ func (r *Relay) startUpload(up *Conn) {
 func (r *Relay) runUpload(up *Conn) {
 	u := &r.upload
 	toClient, err := r.copyUpload(up)
-	u.err = err
-	if err != nil && toClient {
+	u.err, u.client = err, toClient
+	if err != nil && toClient && !u.stop.Load() {
 		// The client broke off, or sends nonsense: the endpoint must not wait for
 		// the rest, nor take what it has for the whole.
 		up.Abort()
@@ -51,11 +57,12 @@ func (r *Relay) copyUpload(up *Conn) (bool, error) {
 			if r.reqBody.Done() {
 				u.last.Store(true)
 			}
+			r.keep(b[:n])
+			u.bytes += int64(n)
+			r.down.consume(n) // b stays as it is until more is read
 			if _, err := up.Write(b[:n]); err != nil {
 				return false, err
 			}
-			u.bytes += int64(n)
-			r.down.consume(n)
 			if err != nil {
 				return true, err
 			}
@@ -105,6 +112,30 @@ func (r *Relay) endUpload(up *Conn, err error) bool {
 	<-u.done
 	r.down.SetReadDeadline(time.Time{})
 	return false
+}
+
+// pauseUpload ends an upload in the middle; the next attempt goes on with it.
+// An error is the client's: there will be no more of the request.
+func (r *Relay) pauseUpload(up *Conn) error {
+	u := &r.upload
+	if !u.running {
+		return nil
+	}
+	u.running = false
+	select {
+	case <-u.done:
+	default:
+		u.stop.Store(true)
+		r.down.SetReadDeadline(time.Unix(1, 0))
+		up.Abort()
+		<-u.done
+		r.down.SetReadDeadline(time.Time{})
+		u.stop.Store(false)
+	}
+	if u.client && !isLate(u.err) {
+		return u.err
+	}
+	return nil
 }
 
 // fillDown reads from the client. A deadline that Sweep set for a phase that

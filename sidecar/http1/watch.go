@@ -1,6 +1,7 @@
 package http1
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,8 @@ type watch struct {
 	// halfClosed: the client's FIN was passed on; both connections end after
 	// this exchange.
 	halfClosed atomic.Bool
+	// cancel ends the wait for a connection.
+	cancel atomic.Pointer[context.CancelFunc]
 
 	latency time.Duration // owned by the relay
 
@@ -84,12 +87,20 @@ func (r *Relay) expire(seq uint64) {
 // up the work. Asked of the kernel, not read: the relay's goroutine is waiting
 // for the endpoint, and what the client may have pipelined is not ours to take.
 func (r *Relay) passFIN() {
-	up := r.watch.up.Load()
-	if up == nil || r.watch.halfClosed.Load() {
+	if r.watch.halfClosed.Load() {
 		return
 	}
 	events, ok := pollNow(r.down.Conn, unix.POLLRDHUP)
 	if !ok || events&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) == 0 {
+		return
+	}
+	up := r.watch.up.Load()
+	if up == nil {
+		// No endpoint has the request yet. A client that has only closed its
+		// sending side may still want the answer; one that reset does not.
+		if cancel := r.watch.cancel.Load(); cancel != nil && events&(unix.POLLERR|unix.POLLHUP) != 0 {
+			(*cancel)()
+		}
 		return
 	}
 	r.watch.halfClosed.Store(true)

@@ -5,6 +5,7 @@
 package retry
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -39,6 +40,31 @@ func (c Cause) String() string {
 	}
 	return "status"
 }
+
+// Counts are how often each cause led to a retry of one request.
+type Counts [5]uint8
+
+// Count counts one.
+func (n *Counts) Count(c Cause) { n[c.index()]++ }
+
+// Each calls f for each cause that led to a retry.
+func (n *Counts) Each(f func(cause string, times int)) {
+	for _, c := range []Cause{Connect, Reset, Gateway, Server, 0} {
+		if k := n[c.index()]; k > 0 {
+			f(c.String(), int(k))
+		}
+	}
+}
+
+// Total is how many retries there were.
+func (n *Counts) Total() (sum int) {
+	for _, k := range n {
+		sum += int(k)
+	}
+	return sum
+}
+
+func (c Cause) index() int { return bits.Len8(uint8(c)) }
 
 // Where nothing is said: no retries of what an application may have seen, and
 // budgets that let a rolling restart through and a storm not.

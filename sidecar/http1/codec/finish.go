@@ -176,6 +176,9 @@ func named(lines, name []byte) bool {
 	return false
 }
 
+// Bytes are the head's as they came.
+func (h *Head) Bytes() []byte { return h.b }
+
 // Move tells that the head's bytes are in b now, which begins with a copy of
 // them.
 func (h *Head) Move(b []byte) { h.b = b[:h.next] }
@@ -198,6 +201,10 @@ func (h *Head) Upgrade() bool { return h.upgrade }
 // Replayable tells whether the request may be sent again although it may have
 // been served: its method is safe (RFC 9110, 9.2.1), or it says so itself.
 func (h *Head) Replayable() bool { return h.replayable }
+
+// Keyed tells whether the request carries an Idempotency-Key: its sender says
+// that it may be repeated.
+func (h *Head) Keyed() bool { return h.keyed }
 
 // Says tells whether a sidecar has written a field with exactly this value;
 // name is an x-heddle- name in lower case.

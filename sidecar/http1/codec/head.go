@@ -95,6 +95,7 @@ type Head struct {
 	otherTokens bool // Connection names further fields
 	isHead      bool
 	isConnect   bool
+	keyed       bool // has an Idempotency-Key
 	replayable  bool // RFC 9110, 9.2.1 safe methods, or an Idempotency-Key
 	lastXFF     int  // index of the last X-Forwarded-For; -1: none
 }
@@ -325,7 +326,7 @@ func (h *Head) known(b []byte, f *field) error {
 	case kindForwardedFor:
 		h.lastXFF = len(h.fields)
 	case kindIdempotencyKey:
-		h.replayable = true
+		h.replayable, h.keyed = true, true
 	}
 	return nil
 }
