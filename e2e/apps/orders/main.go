@@ -1,5 +1,6 @@
 // Command orders is the shop's second service: HTTP, and for each order it
-// asks the store room over TCP. It knows nothing of the mesh.
+// asks the store room, over TCP, or over HTTP if it is given a URL. It knows
+// nothing of the mesh.
 package main
 
 import (
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -24,6 +26,7 @@ import (
 const (
 	maxIdle    = 8               // kept connections to the store room
 	askTime    = 3 * time.Second // for one question
+	maxAnswer  = 64 << 10
 	shutdown   = 10 * time.Second
 	headerTime = 5 * time.Second
 )
@@ -31,6 +34,7 @@ const (
 func main() {
 	listen := flag.String("listen", ":8080", "address to listen on")
 	stock := flag.String("stock", "stock:6000", "the store room, host:port")
+	stockURL := flag.String("stock-url", "", "the store room over HTTP, such as http://stock:6001; empty: by TCP")
 	dir := flag.String("ledger", "", "folder for the ledger; empty: keep none")
 	flag.Parse()
 	book, err := ledger.Open(*dir)
@@ -40,7 +44,8 @@ func main() {
 	defer book.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	room := &storeRoom{address: *stock, idle: make(chan *line, maxIdle)}
+	room := &storeRoom{address: *stock, url: *stockURL, idle: make(chan *line, maxIdle),
+		client: &http.Client{Timeout: askTime, Transport: &http.Transport{MaxIdleConnsPerHost: maxIdle}}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /orders/{item}", room.order)
@@ -63,6 +68,8 @@ func main() {
 // does. A question has no effects, so one that breaks off is asked again: once
 // on a new connection where a kept one was dead, and once more after that.
 type storeRoom struct {
+	url     string // empty: by TCP
+	client  *http.Client
 	address string
 	idle    chan *line
 }
@@ -74,13 +81,39 @@ type line struct {
 
 func (s *storeRoom) order(w http.ResponseWriter, r *http.Request) {
 	item := r.PathValue("item")
-	answer, err := s.ask(r.Context(), item)
+	ask := s.ask
+	if s.url != "" {
+		ask = func(ctx context.Context, item string) (string, error) { return s.askHTTP(ctx, item, r.Header) }
+	}
+	answer, err := ask(r.Context(), item)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("store room: %v", err), http.StatusBadGateway)
 		return
 	}
 	host, _ := os.Hostname()
 	fmt.Fprintf(w, "order from %s: %s\n", host, answer)
+}
+
+// askHTTP asks once: what is to be tried again is the mesh's affair.
+func (s *storeRoom) askHTTP(ctx context.Context, item string, from http.Header) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/count/"+item, nil)
+	if err != nil {
+		return "", err
+	}
+	desk.Forward(req.Header, from)
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("status %d: %.200s", resp.StatusCode, body)
+	}
+	return strings.TrimSpace(string(body)), nil
 }
 
 func (s *storeRoom) ask(ctx context.Context, item string) (string, error) {

@@ -64,7 +64,7 @@ func buy(w http.ResponseWriter, r *http.Request, client *http.Client, orders str
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	req.Header.Set("X-Request-Id", r.Header.Get("X-Request-Id"))
+	desk.Forward(req.Header, r.Header)
 	resp, err := client.Do(req)
 	if err != nil {
 		http.Error(w, fmt.Sprintf("orders: %v", err), http.StatusBadGateway)
