@@ -34,6 +34,7 @@ type Config struct {
 	Listen        string        // address for peers
 	Metrics       string        // address of /metrics, /ready, /live, /debug/problems; empty: none
 	CADir         string        // the authority's folder, shared by replicas
+	CASecret      source.Key    // or the Secret it is in; the roots are published beside it (trustBundle)
 	TrustDomain   string        // where MeshConfig names none
 	ClusterDomain string        // of DNS names
 	Replica       string        // our name, for people; empty: the host's
@@ -64,7 +65,8 @@ type built struct {
 	problems []source.Problem
 }
 
-// statusLease is held by the one replica that writes status.
+// statusLease is held by the one replica that writes status, and the roots'
+// ConfigMap.
 const statusLease = "heddle-status"
 
 // Run serves until ctx ends. An error says what could not start.
@@ -115,7 +117,7 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 	if p.domain, err = p.trustDomain(p.cfg.Source.Snapshot()); err != nil {
 		return err
 	}
-	p.ca, err = ca.Open(ctx, ca.Config{TrustDomain: p.domain, Storage: ca.Folder(p.cfg.CADir), Log: p.log})
+	p.ca, err = ca.Open(ctx, ca.Config{TrustDomain: p.domain, Storage: p.storage(), Log: p.log})
 	if err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 	g.Go("builder", p.build)
 	g.Go("problems", p.report)
 	g.Go("status", func(ctx context.Context) error {
-		p.cfg.Source.Lead(ctx, statusLease, p.status.Run)
+		p.cfg.Source.Lead(ctx, statusLease, p.lead)
 		return ctx.Err()
 	})
 	server := serve.New(serve.Config{Listener: peers, TrustDomain: p.domain, Identity: p.identity, Authority: p.ca,

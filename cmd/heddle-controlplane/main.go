@@ -13,7 +13,9 @@ import (
 
 	"github.com/heddle-mesh/heddle/controlplane"
 	"github.com/heddle-mesh/heddle/internal/run"
+	"github.com/heddle-mesh/heddle/internal/source"
 	"github.com/heddle-mesh/heddle/internal/source/files"
+	"github.com/heddle-mesh/heddle/internal/source/kube"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
@@ -33,7 +35,9 @@ func parse(args []string, stdout, stderr io.Writer) (*controlplane.Config, error
 	var cfg controlplane.Config
 	fs := flag.NewFlagSet("heddle-controlplane", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	src := fs.String("source", "", "where the world comes from: `files:DIR`, a folder of manifests")
+	src := fs.String("source", "", "where the world comes from: `kube`, the API server, or files:DIR, a folder of manifests")
+	kubeconfig := fs.String("kubeconfig", "", "`file` that says where the API server is; empty: the pod's own service account (source kube)")
+	secret := fs.String("ca-secret", "", "`namespace/name` of the Secret that holds the certificate authority, made if there is none; in place of --ca-dir (source kube)")
 	fs.StringVar(&cfg.Listen, "listen", ":15010", "`address` for peers (gRPC over mutual TLS)")
 	fs.StringVar(&cfg.Metrics, "metrics", ":15014", "`address` of /metrics, /ready, /live and /debug/problems (HTTP); empty: none")
 	fs.StringVar(&cfg.CADir, "ca-dir", "", "`folder` of the certificate authority, made if it is empty; replicas share it")
@@ -51,20 +55,31 @@ func parse(args []string, stdout, stderr io.Writer) (*controlplane.Config, error
 		return nil, nil
 	}
 	dir, isFiles := strings.CutPrefix(*src, "files:")
+	isKube := *src == "kube"
+	namespace, name, pair := strings.Cut(*secret, "/")
 	switch {
 	case fs.NArg() > 0:
 		return nil, fmt.Errorf("argument %q: only flags are known", fs.Arg(0))
-	case *src == "kube":
-		return nil, errors.New("--source=kube is not built yet: use files:DIR")
-	case !isFiles || dir == "":
-		return nil, fmt.Errorf("--source=%s: want files:DIR", *src)
-	case cfg.CADir == "":
-		return nil, errors.New("--ca-dir is needed")
+	case !isKube && (!isFiles || dir == ""):
+		return nil, fmt.Errorf("--source=%s: want kube or files:DIR", *src)
+	case !isKube && *kubeconfig != "":
+		return nil, errors.New("--kubeconfig is for --source=kube")
+	case (cfg.CADir == "") == (*secret == ""):
+		return nil, errors.New("one of --ca-dir and --ca-secret is needed")
+	case *secret != "" && (!isKube || !pair || namespace == "" || name == "" || strings.Contains(name, "/")):
+		return nil, fmt.Errorf("--ca-secret=%s: want NAMESPACE/NAME, and --source=kube", *secret)
 	}
+	cfg.CASecret = source.Key{Namespace: namespace, Name: name}
 	var err error
 	if cfg.Log, err = telemetry.NewLogger(stderr, *level); err != nil {
 		return nil, err
 	}
-	cfg.Source = files.New(files.Config{Dir: dir, Log: cfg.Log})
+	if !isKube {
+		cfg.Source = files.New(files.Config{Dir: dir, Log: cfg.Log})
+		return &cfg, nil
+	}
+	if cfg.Source, err = kube.New(kube.Config{Kubeconfig: *kubeconfig, Log: cfg.Log}); err != nil {
+		return nil, err
+	}
 	return &cfg, nil
 }

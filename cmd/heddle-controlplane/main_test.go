@@ -27,10 +27,15 @@ func TestFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--source=kube", "--ca-dir=x"}, "not built yet"},
-		{[]string{"--source=files:", "--ca-dir=x"}, "want files:DIR"},
-		{[]string{"--ca-dir=x"}, "want files:DIR"},
-		{[]string{"--source=files:x"}, "--ca-dir is needed"},
+		{[]string{"--source=kube", "--ca-secret=x"}, "want NAMESPACE/NAME"},
+		{[]string{"--source=kube", "--ca-secret=x/y/z"}, "want NAMESPACE/NAME"},
+		{[]string{"--source=kube", "--ca-secret=x/y", "--ca-dir=z"}, "one of --ca-dir and --ca-secret"},
+		{[]string{"--source=kube", "--ca-secret=x/y", "--kubeconfig=/does/not/exist"}, "/does/not/exist"},
+		{[]string{"--source=files:", "--ca-dir=x"}, "want kube or files:DIR"},
+		{[]string{"--ca-dir=x"}, "want kube or files:DIR"},
+		{[]string{"--source=files:x"}, "one of --ca-dir and --ca-secret"},
+		{[]string{"--source=files:x", "--ca-secret=x/y"}, "--source=kube"},
+		{[]string{"--source=files:x", "--ca-dir=x", "--kubeconfig=y"}, "for --source=kube"},
 		{[]string{"--source=files:x", "--ca-dir=x", "--log-level=loud"}, "log level"},
 		{[]string{"--source=files:x", "--ca-dir=x", "more"}, "only flags"},
 		{[]string{"--no-such"}, "not defined"},
