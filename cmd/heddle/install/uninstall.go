@@ -1,0 +1,146 @@
+package install
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
+	"github.com/heddle-mesh/heddle/cmd/heddle/cluster"
+)
+
+// Removal says how far an uninstallation goes.
+type Removal struct {
+	KeepCRDs bool // and with them the policies that people wrote
+}
+
+// crds of ours, by name: what a chart of any version made.
+var crds = []string{"meshconfigs.heddle.dev", "accesspolicies.heddle.dev", "trafficpolicies.heddle.dev"}
+
+// Uninstall takes Heddle out, so that nothing of it is left: first the webhook,
+// so that no pod waits for an injector that is gone; then the node agents and
+// their rules; then the rest. It may be stopped anywhere and run again.
+func Uninstall(ctx context.Context, c Cluster, o Options, r Removal) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("not done within %s (--timeout); run it again", o.Timeout))
+	defer cancel()
+	i := &installer{c, o}
+	if _, err := c.ServerVersion(ctx); err != nil {
+		return err
+	}
+	if err := i.notHelm(ctx); err != nil {
+		return err
+	}
+	if err := i.remove(ctx, "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"); err != nil {
+		return err
+	}
+	if err := i.meshed(ctx); err != nil {
+		return err
+	}
+	if err := i.removeNode(ctx); err != nil {
+		return err
+	}
+	for _, k := range prunable {
+		if k.kind == "MeshConfig" && r.KeepCRDs {
+			continue // people's settings, as much as the chart's
+		}
+		if err := i.remove(ctx, k.apiVersion, k.kind); err != nil {
+			return err
+		}
+	}
+	var gone []cluster.Ref
+	if !r.KeepCRDs {
+		for _, name := range crds {
+			gone = append(gone, cluster.Ref{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition", Name: name})
+		}
+	}
+	gone = append(gone, cluster.Ref{APIVersion: "v1", Kind: "Namespace", Name: Namespace})
+	return i.removeAndWait(ctx, gone)
+}
+
+// remove deletes all of our objects of a kind.
+func (i *installer) remove(ctx context.Context, apiVersion, kind string) error {
+	objs, err := i.ours(ctx, apiVersion, kind)
+	if err != nil {
+		return err
+	}
+	for _, o := range objs {
+		if err := i.removeOne(ctx, cluster.RefOf(&o)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (i *installer) removeOne(ctx context.Context, ref cluster.Ref) error {
+	was, err := i.c.Delete(ctx, ref)
+	if was {
+		i.say("%s deleted", ref)
+	}
+	return err
+}
+
+// removeAndWait deletes objects and waits until they are gone, with all that
+// is in them.
+func (i *installer) removeAndWait(ctx context.Context, refs []cluster.Ref) error {
+	for _, ref := range refs {
+		if err := i.removeOne(ctx, ref); err != nil {
+			return err
+		}
+	}
+	for _, ref := range refs {
+		for {
+			obj, err := i.c.Get(ctx, ref)
+			if cluster.NotFound(err) {
+				break
+			}
+			if err != nil && ctx.Err() == nil {
+				return err
+			}
+			if err := pause(ctx); err != nil {
+				return fmt.Errorf("%s is still there%s: %w", ref, lingering(obj), err)
+			}
+		}
+	}
+	return nil
+}
+
+// lingering is why the API server has not removed a namespace or CRD yet.
+func lingering(obj *cluster.Object) string {
+	if obj == nil {
+		return ""
+	}
+	for _, kind := range []string{"NamespaceContentRemaining", "NamespaceFinalizersRemaining", "NamespaceDeletionContentFailure", "Terminating"} {
+		if is, message := condition(obj, kind); is {
+			return " (" + message + ")"
+		}
+	}
+	return ""
+}
+
+// meshed names the pods that still have a sidecar: they go on until they are
+// restarted, by what they knew last.
+func (i *installer) meshed(ctx context.Context) error {
+	pods, err := i.c.List(ctx, cluster.Ref{APIVersion: "v1", Kind: "Pod"}, "")
+	if err != nil {
+		return err
+	}
+	count := map[string]int{} // by namespace
+	for _, p := range pods {
+		if _, is := p.GetAnnotations()[v1alpha1.StatusKey]; is {
+			count[p.GetNamespace()]++
+		}
+	}
+	if len(count) == 0 {
+		return nil
+	}
+	i.say("warning: these pods have a sidecar until they are restarted. They go on with what they know, but their certificates end within hours, and then their calls do.")
+	var names []string
+	for ns := range count {
+		names = append(names, ns)
+	}
+	slices.Sort(names)
+	for _, ns := range names {
+		i.say("  %d in namespace %s: kubectl label namespace %s %s- ; kubectl -n %s rollout restart deployment,statefulset,daemonset", count[ns], ns, ns, v1alpha1.InjectKey, ns)
+	}
+	return nil
+}
