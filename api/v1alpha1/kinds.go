@@ -21,9 +21,10 @@ type MeshConfigSpec struct {
 	ExcludedPorts []uint16 `json:"excludedPorts,omitempty"`
 	// AccessLog turns the access logs of all sidecars on.
 	AccessLog bool `json:"accessLog,omitempty"`
-	// TraceSampling is the share of new traces that are kept, 0 to 1.
+	// TraceSampling is the share of new traces that are sampled, 0 to 1; 0: none is
+	// started, those of others are joined.
 	TraceSampling float64 `json:"traceSampling,omitempty"`
-	// TraceCollector is the OTLP endpoint, host:port.
+	// TraceCollector is the OTLP/gRPC endpoint, host:port; empty: nothing is traced.
 	TraceCollector string `json:"traceCollector,omitempty"`
 }
 

@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
@@ -97,6 +98,23 @@ func ports(at string, list []uint16) []FieldError {
 	return out
 }
 
+// isHostPort tells HOST:PORT, of a name or an address, without scheme or path.
+func isHostPort(s string) bool {
+	i := strings.LastIndexByte(s, ':')
+	if i <= 0 {
+		return false
+	}
+	if n, err := strconv.ParseUint(s[i+1:], 10, 16); err != nil || n == 0 {
+		return false
+	}
+	host := s[:i]
+	if strings.HasPrefix(host, "[") {
+		a, err := netip.ParseAddr(strings.Trim(host, "[]"))
+		return err == nil && a.Is6() && host == "["+a.String()+"]"
+	}
+	return len(host) <= 253 && strings.Trim(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") == ""
+}
+
 // Validate gives what a schema cannot say; nil: the settings can be used.
 func (m *MeshConfig) Validate() []FieldError {
 	var out []FieldError
@@ -116,6 +134,9 @@ func (m *MeshConfig) Validate() []FieldError {
 	out = append(out, ports("spec.excludedPorts", m.Spec.ExcludedPorts)...)
 	if s := m.Spec.TraceSampling; !(s >= 0 && s <= 1) {
 		out = append(out, FieldError{"spec.traceSampling", fmt.Sprintf("%v is no share", s), "0 to 1"})
+	}
+	if c := m.Spec.TraceCollector; c != "" && !isHostPort(c) {
+		out = append(out, FieldError{"spec.traceCollector", fmt.Sprintf("%q is no address", c), "host:port of its OTLP/gRPC port, such as jaeger.observability:4317"})
 	}
 	return out
 }
