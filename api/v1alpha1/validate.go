@@ -110,7 +110,7 @@ func isHostPort(s string) bool {
 	host := s[:i]
 	if strings.HasPrefix(host, "[") {
 		a, err := netip.ParseAddr(strings.Trim(host, "[]"))
-		return err == nil && a.Is6() && host == "["+a.String()+"]"
+		return err == nil && a.Is6() && a.Zone() == "" && host == "["+a.String()+"]"
 	}
 	return len(host) <= 253 && strings.Trim(host, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") == ""
 }
