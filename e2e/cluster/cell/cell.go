@@ -53,8 +53,20 @@ type Cell struct {
 // Start starts a cell and its dockerd, and waits until that answers. The cell
 // ends with this process, unless Keep is called.
 func Start(ctx context.Context, cfg Config) (*Cell, error) {
-	if err := cfg.write(); err != nil {
+	c, err := cfg.launch()
+	if err != nil {
 		return nil, fmt.Errorf("start a cell: %w", err)
+	}
+	if err := c.awaitDocker(ctx); err != nil {
+		return nil, errors.Join(err, c.Stop(context.WithoutCancel(ctx)))
+	}
+	return c, cfg.Dir.writeEnter(c.pid)
+}
+
+// launch starts the cell's first process.
+func (cfg Config) launch() (*Cell, error) {
+	if err := cfg.write(); err != nil {
+		return nil, err
 	}
 	theirs, ours, err := os.Pipe()
 	if err != nil {
@@ -74,17 +86,14 @@ func Start(ctx context.Context, cfg Config) (*Cell, error) {
 		Setpgid:    true, // Ctrl-C is for us; we end the cell in order
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start a cell: %w (it takes root)", err), ours.Close())
+		return nil, errors.Join(fmt.Errorf("%w (it takes root)", err), ours.Close())
 	}
 	c := &Cell{dir: cfg.Dir, pid: cmd.Process.Pid, lifeline: ours, ended: make(chan error, 1)}
 	go func() { c.ended <- cmd.Wait() }()
 	if err := cfg.Dir.record(c.pid, false); err != nil {
-		return nil, errors.Join(err, c.Stop(ctx))
+		return nil, errors.Join(err, c.Stop(context.Background()))
 	}
-	if err := c.awaitDocker(ctx); err != nil {
-		return nil, errors.Join(err, c.Stop(context.WithoutCancel(ctx)))
-	}
-	return c, cfg.Dir.writeEnter(c.pid)
+	return c, nil
 }
 
 // awaitDocker waits until dockerd answers, or the cell ends.

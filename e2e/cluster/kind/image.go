@@ -188,13 +188,33 @@ disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime
 		return err
 	}
 	ctr := []string{filepath.Join(bin, "ctr"), "--address", filepath.Join(work, "sock"), "--connect-timeout", containerdLimit.String(), "-n", "k8s.io"}
-	err = command(ctx, append(ctr, "images", "import", "--local", "--no-unpack", file)...)
+	if err = listens(ctx, filepath.Join(work, "sock")); err == nil {
+		err = command(ctx, append(ctr, "images", "import", "--local", "--no-unpack", file)...)
+	}
 	cancel()
 	_ = daemon.Wait() // it was told to end; what matters is what it kept
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, log.String())
 	}
 	return nil
+}
+
+// listens waits until a socket is there.
+func listens(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, containerdLimit)
+	defer cancel()
+	tick := time.NewTicker(lookAgain)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", socket, ctx.Err())
+		case <-tick.C:
+		}
+	}
 }
 
 // command runs a program of the machine.
