@@ -5,8 +5,8 @@ SHELL := /bin/bash
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 COMMIT  ?= $(shell git rev-parse --short HEAD 2>/dev/null)
 LDFLAGS := -s -w -X github.com/heddle-mesh/heddle/internal/run.Version=$(VERSION) -X github.com/heddle-mesh/heddle/internal/run.Commit=$(COMMIT)
-PROGRAMS := heddle heddle-controlplane heddle-injector heddle-sidecar
-APPS := web orders stock shopper probe
+PROGRAMS := $(patsubst cmd/%/main.go,%,$(wildcard cmd/*/main.go))
+APPS := $(patsubst e2e/apps/%/main.go,%,$(wildcard e2e/apps/*/main.go))
 GO := CGO_ENABLED=0 go
 
 .PHONY: help build apps test unit netns demo bench e2e fuzz lint generate images check
@@ -37,8 +37,8 @@ demo: build apps ## the main job: a shop of three services in a lab, with real s
 bench: build apps ## the cost of the data path beside direct and HAProxy, into docs/benchmarks.md (root)
 	@$(GO) build -trimpath -o bin/bench ./e2e/bench && exec bin/bench -bin bin $(BENCH_FLAGS)
 
-e2e: ## on a kind cluster; comes with the next issue
-	@echo "e2e on kind is not built yet (issue 4)" && exit 1
+e2e: build apps ## the behaviours on a kind cluster of three nodes, made and removed here (root, docker); RUN=name runs e2e/name only, KEEP=1 leaves the cluster
+	@$(GO) build -trimpath -o bin/e2e-cluster ./e2e/cluster && exec bin/e2e-cluster run -bin bin $(if $(RUN),-run $(RUN)) $(if $(KEEP),-keep) $(E2E_FLAGS)
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@go list ./... | while read -r p; do \
@@ -49,15 +49,17 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 lint: ## gofmt, go vet, staticcheck
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-ed:"; echo "$$out"; exit 1; }
 	@go vet ./...
+	@go vet -tags e2e ./e2e/...
 	@go tool staticcheck ./...
+	@go tool staticcheck -tags e2e ./e2e/...
 
 generate: ## code from api/wire/heddle.proto (needs protoc)
 	@protoc --plugin=protoc-gen-go=$$(go tool -n protoc-gen-go) --plugin=protoc-gen-go-grpc=$$(go tool -n protoc-gen-go-grpc) \
 	  --go_out=. --go_opt=module=github.com/heddle-mesh/heddle --go-grpc_out=. --go-grpc_opt=module=github.com/heddle-mesh/heddle \
 	  api/wire/heddle.proto
 
-images: ## container images; come with the next issue
-	@echo "images are not built yet (issue 4)" && exit 1
+images: build ## container images as archives into bin/images, for docker load or kind load image-archive
+	@$(GO) build -trimpath -o bin/e2e-cluster ./e2e/cluster && bin/e2e-cluster images -bin bin -out bin/images -tag $(VERSION)
 
 check: generate lint test ## what CI runs, without a cluster; fails if generated code is stale
 	@git diff --exit-code -- api
