@@ -133,6 +133,11 @@ spec:
 	if got := s.Heddle(t, "policy", "get", "-n", "policed"); !strings.Contains(got, "no-load") {
 		t.Errorf("heddle policy get does not show it:\n%s", got)
 	}
+	// It ends with 3 where somebody is refused.
+	got, err := s.TryHeddle(t.Context(), "policy", "explain", "--from", "policed/load", "--to", "policed/svc/till")
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(got, "no-load") {
+		t.Errorf("heddle policy explain does not name the deny: %v\n%s", err, got)
+	}
 	now = s.remove(t, "accesspolicy", "no-load")
 	s.all(t, now, meshed, "is answered again", answered)
 }
