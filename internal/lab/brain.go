@@ -29,6 +29,8 @@ type Status struct {
 	PID   int    `json:"pid"`
 	Ready bool   `json:"ready"` // as Lab.Ready
 	Mesh  bool   `json:"mesh"`
+	// Manifests are the files and folders that the lab reads.
+	Manifests []string `json:"manifests"`
 	cluster.Status
 }
 
@@ -180,7 +182,7 @@ func (b *brain) ask(ctx context.Context, a cluster.Admission) {
 
 // publish writes status.json and finds out whether the lab is ready.
 func (b *brain) publish(cs cluster.Status) {
-	s := &Status{Name: b.lab.cfg.Name, PID: os.Getpid(), Mesh: b.lab.cfg.Mesh != nil, Status: cs}
+	s := &Status{Name: b.lab.cfg.Name, PID: os.Getpid(), Mesh: b.lab.cfg.Mesh != nil, Manifests: b.lab.cfg.Manifests, Status: cs}
 	s.Ready = b.read && systemReady(cs, s.Mesh)
 	b.lab.status.Store(s)
 	data, err := json.MarshalIndent(s, "", "  ")

@@ -103,7 +103,12 @@ func (r *rule) whyNot(who Caller, req Request) string {
 	case !r.identities.match(who.ID.String()):
 		return "is for " + few("identity", "identities", r.identities)
 	}
-	return "is for " + few("namespace", "namespaces", r.namespaces)
+	var spaces []string
+	for _, n := range r.namespaces {
+		_, ns, _ := strings.Cut(n.text, "/ns/")
+		spaces = append(spaces, strings.TrimSuffix(ns, "/"))
+	}
+	return "is for " + few("namespace", "namespaces", spaces)
 }
 
 func (r *rule) hasPort(port uint16) bool {

@@ -42,9 +42,15 @@ func VersionLine(program string) string {
 	return line + " " + runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH
 }
 
+// Exit is the error of a program that has said what there was to say and wants
+// to end with this code.
+type Exit int
+
+func (e Exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
 // Main runs f until it returns, SIGTERM or SIGINT, and gives the exit code: 0
-// for a clean end, 1 for an error, which it prints to stderr. A second signal
-// ends the process at once.
+// for a clean end, an Exit's own, 1 for any other error, which it prints to
+// stderr. A second signal ends the process at once.
 func Main(stderr io.Writer, program string, f func(ctx context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
@@ -52,7 +58,11 @@ func Main(stderr io.Writer, program string, f func(ctx context.Context) error) i
 		<-ctx.Done()
 		stop() // the next signal has its default effect: it kills us
 	}()
-	if err := f(ctx); err != nil && !errors.Is(err, context.Canceled) {
+	err := f(ctx)
+	if exit, ok := errors.AsType[Exit](err); ok {
+		return int(exit)
+	}
+	if err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintf(stderr, "%s: %v\n", program, err)
 		return 1
 	}

@@ -3,6 +3,7 @@ package run
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -45,6 +46,10 @@ func TestGroupCancelledIsClean(t *testing.T) {
 func TestMainExitCodes(t *testing.T) {
 	var out strings.Builder
 	if code := Main(&out, "prog", func(context.Context) error { return errors.New("no such file") }); code != 1 || out.String() != "prog: no such file\n" {
+		t.Errorf("code %d, stderr %q", code, out.String())
+	}
+	out.Reset()
+	if code := Main(&out, "prog", func(context.Context) error { return fmt.Errorf("run: %w", Exit(3)) }); code != 3 || out.String() != "" {
 		t.Errorf("code %d, stderr %q", code, out.String())
 	}
 	if code := Main(io.Discard, "prog", func(context.Context) error { return nil }); code != 0 {
