@@ -221,19 +221,37 @@ type client struct {
 }
 
 type entry struct {
-	d atomic.Pointer[balance.Destination]
+	d       atomic.Pointer[balance.Destination]
+	mu      sync.Mutex
+	changed chan struct{}
+	policy  *wire.TrafficPolicy
 }
 
 func (e *entry) Load() *balance.Destination { return e.d.Load() }
 func (e *entry) Release()                   {}
 
+func (e *entry) Changed() <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.changed == nil {
+		e.changed = make(chan struct{})
+	}
+	return e.changed
+}
+
 // set brings the Service to a new version.
 func (e *entry) set(p wire.Protocol, endpoints ...*wire.Endpoint) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.d.Store(balance.Compile(e.d.Load(), &wire.Destination{Kind: &wire.Destination_Service{Service: &wire.Service{
 		Namespace: "shop", Name: "orders", Vips: [][]byte{vip.Addr().AsSlice()},
-		Ports:     []*wire.ServicePort{{Port: 80, Protocol: p}},
+		Ports:     []*wire.ServicePort{{Port: 80, Protocol: p, TrafficPolicy: e.policy}},
 		Endpoints: endpoints,
 	}}}, balance.Self{}))
+	if e.changed != nil {
+		close(e.changed)
+		e.changed = nil
+	}
 }
 
 // client starts a sidecar whose application dials vip, at which endpoints stand.

@@ -163,6 +163,9 @@ func (c *Client[T]) Lookup(ctx context.Context, addr netip.Addr) (*Entry[T], err
 	return c.table.lookup(ctx, addr)
 }
 
+// Each calls f for every address of which something is known, in no order.
+func (c *Client[T]) Each(f func(addr netip.Addr, v T)) { c.table.each(f) }
+
 // State is for metrics and /debug.
 func (c *Client[T]) State() State {
 	c.mu.Lock()

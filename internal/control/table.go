@@ -29,6 +29,7 @@ type Entry[T any] struct {
 	// Under table.mu:
 	holders   int
 	closed    bool          // answered is closed
+	changed   chan struct{} // closed with the next version; nil: nobody asked
 	element   *list.Element // among the idle; nil: held
 	idleSince time.Time
 	dest      *pb.Destination
@@ -38,6 +39,17 @@ type Entry[T any] struct {
 
 // Load gives the newest version. It never blocks.
 func (e *Entry[T]) Load() T { return *e.value.Load() }
+
+// Changed gives a channel that is closed once there is a newer version than
+// Load gives after this call.
+func (e *Entry[T]) Changed() <-chan struct{} {
+	e.t.mu.Lock()
+	defer e.t.mu.Unlock()
+	if e.changed == nil {
+		e.changed = make(chan struct{})
+	}
+	return e.changed
+}
 
 // Release ends what Lookup began. Call it once.
 func (e *Entry[T]) Release() { e.t.release(e) }
@@ -69,6 +81,21 @@ func (t *table[T]) size() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.entries)
+}
+
+// each calls f for every address of which something is known.
+func (t *table[T]) each(f func(addr netip.Addr, v T)) {
+	t.mu.Lock()
+	all := make([]*Entry[T], 0, len(t.entries))
+	for _, e := range t.entries {
+		all = append(all, e)
+	}
+	t.mu.Unlock()
+	for _, e := range all {
+		if v := e.value.Load(); v != nil {
+			f(e.addr, *v)
+		}
+	}
 }
 
 func (t *table[T]) lookup(ctx context.Context, addr netip.Addr) (*Entry[T], error) {
@@ -297,6 +324,10 @@ func (t *table[T]) store(e *Entry[T], d *pb.Destination, u *pb.Update) {
 	e.compiling.Unlock()
 	t.mu.Lock()
 	e.dest, e.version, e.revision = d, u.GetVersion(), u.GetRevision()
+	if e.changed != nil {
+		close(e.changed)
+		e.changed = nil
+	}
 	t.mu.Unlock()
 	t.answer(e)
 }

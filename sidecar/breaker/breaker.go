@@ -87,6 +87,9 @@ func (b *Breaker) Offer(c any) bool {
 	return true
 }
 
+// Waiting tells whether somebody waits.
+func (b *Breaker) Waiting() bool { return b.waiting.Load() > 0 }
+
 // first takes the first waiter out of the queue.
 func (b *Breaker) first() *Waiter {
 	b.mu.Lock()

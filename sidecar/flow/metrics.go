@@ -35,6 +35,10 @@ type Metrics struct {
 	refused    *prometheus.CounterVec
 	replays    *prometheus.CounterVec
 	audits     *prometheus.CounterVec
+	retries    *prometheus.CounterVec
+	denied     *prometheus.CounterVec
+	circuit    *prometheus.CounterVec
+	ejections  *prometheus.CounterVec
 
 	mu    sync.Mutex
 	peers map[peerKey]*Peer
@@ -78,6 +82,10 @@ func NewMetrics() *Metrics {
 		refused:    counter("heddle_refused_total", "Connections and requests refused or failed by the sidecar.", "direction", "reason"),
 		replays:    counter("heddle_replays_total", "Requests sent again because the first attempt provably did not reach the application.", labels...),
 		audits:     counter("heddle_audited_total", "Requests, and connections without any, that an audit rule of an AccessPolicy means; reason: why they were refused, none if not.", "policy", "reason"),
+		retries:    counter("heddle_retries_total", "Requests and connection attempts made once more because a TrafficPolicy says so, by what had failed.", "service", "cause"),
+		denied:     counter("heddle_retries_denied_total", "Requests not sent again although that was wanted: the budget is used up, or the body is too long to be kept.", "service", "reason"),
+		circuit:    counter("heddle_circuit_open_total", "Requests and connections refused because as much was under way as a TrafficPolicy's circuit breaker lets, by which limit.", "service", "limit"),
+		ejections:  counter("heddle_ejections_total", "Endpoints ejected because they kept failing.", "service"),
 		peers:      map[peerKey]*Peer{},
 		rules:      map[string]bool{},
 	}
@@ -85,7 +93,7 @@ func NewMetrics() *Metrics {
 
 // Collectors are all vectors.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.latency, m.conns, m.open, m.bytes, m.handshakes, m.refused, m.replays, m.audits}
+	return []prometheus.Collector{m.requests, m.latency, m.conns, m.open, m.bytes, m.handshakes, m.refused, m.replays, m.audits, m.retries, m.denied, m.circuit, m.ejections}
 }
 
 // Peer gives the counters for a peer: its SPIFFE ID, "" without mTLS; service
@@ -166,6 +174,25 @@ func (m *Metrics) Audited(rule string, reason telemetry.Reason) {
 	}
 	m.audits.WithLabelValues(rule, string(reason)).Inc()
 }
+
+// Retried counts what was tried once more, or more often, because of a policy.
+func (m *Metrics) Retried(service, cause string, times int) {
+	m.retries.WithLabelValues(service, cause).Add(float64(times))
+}
+
+// RetryDenied counts a request that was not sent again.
+func (m *Metrics) RetryDenied(service string, reason telemetry.Reason) {
+	m.denied.WithLabelValues(service, string(reason)).Inc()
+}
+
+// CircuitOpen counts what a circuit breaker refused; limit is requests,
+// connections or pending.
+func (m *Metrics) CircuitOpen(service, limit string) {
+	m.circuit.WithLabelValues(service, limit).Inc()
+}
+
+// Ejected counts an endpoint's ejection.
+func (m *Metrics) Ejected(service string) { m.ejections.WithLabelValues(service).Inc() }
 
 // Handshake counts a handshake; ReasonOK: it succeeded.
 func (m *Metrics) Handshake(direction string, reason telemetry.Reason) {

@@ -70,7 +70,7 @@ func (s *session) detect(ctx context.Context) {
 		s.serveTCP(ctx, said)
 		return
 	}
-	up, ep, err := s.dialAny(ctx)
+	up, err := s.dialAny(ctx)
 	if err != nil {
 		// A client may still be about to ask over HTTP, but a reset now is what a
 		// dead port gives it without us.
@@ -79,7 +79,7 @@ func (s *session) detect(ctx context.Context) {
 	}
 	what := serverFirst
 	t := &tunnel.Tunnel{Down: s.f.Conn, Up: up, FromDown: said}
-	said, http := s.tunnel(t, ep, func(b []byte) (bool, bool) {
+	said, http := s.tunnel(t, func(b []byte) (bool, bool) {
 		decide, http := isHTTP(b)
 		if what = spokeOther; http {
 			what = spokeHTTP

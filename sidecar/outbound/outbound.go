@@ -19,6 +19,7 @@ import (
 	"github.com/heddle-mesh/heddle/internal/identity"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 	"github.com/heddle-mesh/heddle/sidecar/balance"
+	"github.com/heddle-mesh/heddle/sidecar/breaker"
 	"github.com/heddle-mesh/heddle/sidecar/detect"
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
@@ -39,9 +40,8 @@ const (
 	maxTries = 6
 	// newsWait is how long a request or connection that no endpoint took waits
 	// for others to appear: twice what an endpoint's change may take to the last
-	// of a thousand sidecars. newsLook is how often it looks.
+	// of a thousand sidecars.
 	newsWait = 300 * time.Millisecond
-	newsLook = 5 * time.Millisecond
 	// externalTimeout is for destinations outside the mesh: what the kernel takes
 	// by itself (tcp_syn_retries of 6), as if we were not there.
 	externalTimeout = 127 * time.Second
@@ -53,6 +53,8 @@ const (
 // Entry is what stands at an address, for as long as it is held.
 type Entry interface {
 	Load() *balance.Destination // newest; never blocks
+	// Changed is closed once there is a newer version than Load gives after it.
+	Changed() <-chan struct{}
 	Release()
 }
 
@@ -142,11 +144,12 @@ type session struct {
 	port *balance.Port
 
 	// of the present request
-	tried   [maxTries]*balance.Endpoint
-	nTried  int
+	tried   tried
 	waited  bool // for news
-	target  *target
-	nowhere *flow.Peer // counts requests that found no endpoint
+	ep      *balance.Endpoint
+	target  *target          // ep's
+	counted *breaker.Breaker // counts this request, or opaque connection; nil: none does
+	nowhere *flow.Peer       // counts requests that found no endpoint
 	trace   trace.Request
 }
 
@@ -180,7 +183,7 @@ func (s *session) serve(ctx context.Context) {
 func (s *session) serveHTTP(ctx context.Context, said []byte) {
 	s.trace = s.p.c.Trace.Client()
 	defer s.trace.Done()
-	r := http1.NewRelay(http1.NewConn(s.f.Conn, said), http1.Config{Backend: s, Draining: s.p.c.Draining})
+	r := http1.NewRelay(http1.NewConn(s.f.Conn, said), http1.Config{Backend: s, Plan: s.plan, Draining: s.p.c.Draining})
 	s.f.Watch(r)
 	if err := r.Serve(ctx); err != nil {
 		s.p.c.Log.Debug("client connection ended", "destination", s.dst.String(), "err", err)
@@ -198,18 +201,19 @@ func (s *session) external(ctx context.Context) {
 	}
 	ended := s.p.c.Metrics.Peer(flow.Outbound, "", "external", false).Connected()
 	t := &tunnel.Tunnel{Down: s.f.Conn, Up: up}
-	s.run(t, nil)
+	s.f.Watch(&running{t: t})
+	s.ended(t.Run())
 	ended(t.Sent(), t.Received())
 }
 
 // serveTCP carries an opaque connection of which said was read already.
 func (s *session) serveTCP(ctx context.Context, said []byte) {
-	up, ep, err := s.dialAny(ctx)
+	up, err := s.dialAny(ctx)
 	if err != nil {
 		s.refuse(err)
 		return
 	}
-	s.tunnel(&tunnel.Tunnel{Down: s.f.Conn, Up: up, FromDown: said}, ep, nil)
+	s.tunnel(&tunnel.Tunnel{Down: s.f.Conn, Up: up, FromDown: said}, nil)
 }
 
 func (s *session) refuse(err error) {
@@ -218,18 +222,25 @@ func (s *session) refuse(err error) {
 
 // tunnel runs t to an endpoint. With look the connection is undecided yet;
 // what the client said is returned if it turns out to be no tunnel.
-func (s *session) tunnel(t *tunnel.Tunnel, ep *balance.Endpoint, look looker) (said []byte, other bool) {
-	defer ep.State.End(0, false)
+func (s *session) tunnel(t *tunnel.Tunnel, look looker) (said []byte, other bool) {
 	ended := s.target.peer.Connected()
-	said, other = s.runLooking(t, ep, look)
+	said, other = s.runLooking(t, look)
 	ended(t.Sent(), t.Received())
+	s.hangUp()
 	return said, other
+}
+
+// hangUp takes back what dialAny counted.
+func (s *session) hangUp() {
+	s.ep.State.End(0, false)
+	s.counted.Closed()
+	s.counted = nil
 }
 
 type looker = func(b []byte) (decide, other bool)
 
-func (s *session) runLooking(t *tunnel.Tunnel, ep *balance.Endpoint, look looker) ([]byte, bool) {
-	s.f.Watch(&running{t: t, gone: ep.State.Gone()})
+func (s *session) runLooking(t *tunnel.Tunnel, look looker) ([]byte, bool) {
+	s.f.Watch(&running{s: s, t: t, gone: s.ep.State.Gone()})
 	defer s.f.Watch(nil)
 	if look == nil {
 		s.ended(t.Run())
@@ -240,11 +251,6 @@ func (s *session) runLooking(t *tunnel.Tunnel, ep *balance.Endpoint, look looker
 	return said, other
 }
 
-func (s *session) run(t *tunnel.Tunnel, gone <-chan struct{}) {
-	s.f.Watch(&running{t: t, gone: gone})
-	s.ended(t.Run())
-}
-
 func (s *session) ended(err error) {
 	if err != nil {
 		s.p.c.Log.Debug("connection broke off", "destination", s.dst.String(), "err", err)
@@ -253,6 +259,7 @@ func (s *session) ended(err error) {
 
 // running is a tunnel under way, as flow sees it.
 type running struct {
+	s     *session // nil: to a destination outside the mesh
 	t     *tunnel.Tunnel
 	gone  <-chan struct{}
 	since int
@@ -261,22 +268,33 @@ type running struct {
 // Busy tells that it is always in use: its application has not closed it.
 func (r *running) Busy() bool { return true }
 
-// Sweep breaks it off some time after its endpoint has left: the application
-// would otherwise write into a connection that nobody reads.
+// Sweep breaks it off some time after its endpoint has left, since the
+// application would otherwise write into a connection that nobody reads, and
+// when it has been idle for as long as the policy allows.
 func (r *running) Sweep() {
-	if r.gone == nil {
+	if r.s == nil {
 		return
+	}
+	if p := r.s.entry.Load().Port(r.s.dst.Port()); p != nil && p.Policy.Idle > 0 {
+		if idle, known := idleFor(r.s.f.Conn); known && idle >= p.Policy.Idle {
+			r.s.p.c.Log.Info("connection ended: it was idle", "service", serviceName(r.s.entry.Load()), "destination", r.s.dst.String(), "for", idle)
+			r.reset()
+			return
+		}
 	}
 	select {
 	case <-r.gone:
 	default:
 		return
 	}
-	r.since++
-	if time.Duration(r.since)*http1.SweepEvery >= goneGrace {
-		tunnel.Reset(r.t.Down)
-		tunnel.Reset(r.t.Up)
+	if r.since++; time.Duration(r.since)*http1.SweepEvery >= goneGrace {
+		r.reset()
 	}
+}
+
+func (r *running) reset() {
+	tunnel.Reset(r.t.Down)
+	tunnel.Reset(r.t.Up)
 }
 
 // reasonOf finds the reason in a failure to reach an endpoint.

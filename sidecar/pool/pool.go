@@ -46,6 +46,8 @@ type Config struct {
 	// Gone tells that the endpoint is no more: what is idle is closed, nothing is
 	// kept. Nil: never.
 	Gone <-chan struct{}
+	// Closed is told of each connection that the Pool closes; nil: nobody is.
+	Closed func(*http1.Conn)
 }
 
 // Pool holds the connections to one endpoint.
@@ -60,14 +62,31 @@ type Pool struct {
 
 // Get gives an idle connection, or a new one; fresh asks for a new one.
 func (p *Pool) Get(ctx context.Context, fresh bool) (*http1.Conn, error) {
-	p.mu.Lock()
-	if n := len(p.idle); n > 0 && !fresh {
-		c := p.idle[n-1]
-		p.idle[n-1] = nil
-		p.idle = p.idle[:n-1]
-		p.mu.Unlock()
-		return c, nil
+	if !fresh {
+		if c := p.Take(); c != nil {
+			return c, nil
+		}
 	}
+	return p.Dial(ctx)
+}
+
+// Take gives the connection that became idle last; nil: there is none.
+func (p *Pool) Take() *http1.Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.idle)
+	if n == 0 {
+		return nil
+	}
+	c := p.idle[n-1]
+	p.idle[n-1] = nil
+	p.idle = p.idle[:n-1]
+	return c
+}
+
+// Dial gives a new connection.
+func (p *Pool) Dial(ctx context.Context) (*http1.Conn, error) {
+	p.mu.Lock()
 	if p.open >= MaxOpen {
 		p.mu.Unlock()
 		return nil, ErrFull
@@ -98,10 +117,17 @@ func (p *Pool) Put(c *http1.Conn, keep bool) {
 		}
 		p.mu.Unlock()
 	}
-	c.Close()
+	p.close(c)
 	p.mu.Lock()
 	p.open--
 	p.mu.Unlock()
+}
+
+func (p *Pool) close(c *http1.Conn) {
+	c.Close()
+	if p.c.Closed != nil {
+		p.c.Closed(c)
+	}
 }
 
 // Open is how many connections there are, busy and idle.
@@ -132,7 +158,7 @@ func (p *Pool) expire(now time.Time, all bool) bool {
 	p.closed = p.closed || all
 	p.mu.Unlock()
 	for _, c := range old {
-		c.Close()
+		p.close(c)
 	}
 	return all
 }
