@@ -61,6 +61,9 @@ func Install(ctx context.Context, c Cluster, o Options) error {
 	if err != nil {
 		return err
 	}
+	if err := i.vacant(ctx); err != nil {
+		return err
+	}
 	if err := i.apply(ctx, manifests); err != nil {
 		return err
 	}
@@ -94,6 +97,21 @@ func (i *installer) notHelm(ctx context.Context) error {
 			name, obj.GetAnnotations()["meta.helm.sh/release-namespace"])
 	}
 	return nil
+}
+
+// vacant waits for the end of an uninstallation: into a namespace that is
+// being deleted nothing goes.
+func (i *installer) vacant(ctx context.Context) error {
+	ref := cluster.Ref{APIVersion: "v1", Kind: "Namespace", Name: Namespace}
+	obj, err := i.c.Get(ctx, ref)
+	if cluster.NotFound(err) || err == nil && obj.GetDeletionTimestamp() == nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	i.say("%s is being deleted: waiting until it is gone", ref)
+	return i.gone(ctx, ref)
 }
 
 // nodeValues decides what the user left open about the node agent.

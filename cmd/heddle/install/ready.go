@@ -136,10 +136,7 @@ func (i *installer) why(ctx context.Context, p *workload) string {
 		out = append(out, fmt.Sprintf("pod %s: %s", pod.GetName(), i.trouble(ctx, &pod)))
 	}
 	if len(pods) == 0 {
-		out = append(out, "there is no pod of it")
-	}
-	if e := i.events(ctx, p.name); e != "" {
-		out = append(out, e)
+		out = append(out, "there is no pod of it: "+i.events(ctx, p.name, true))
 	}
 	return strings.Join(out, "\n")
 }
@@ -162,6 +159,9 @@ func (i *installer) trouble(ctx context.Context, pod *cluster.Object) string {
 		message, _ := waiting["message"].(string)
 		if restarts, _, _ := unstructured.NestedInt64(status, "restartCount"); restarts > 0 {
 			message = i.lastLog(ctx, pod, true)
+		}
+		if message == "" {
+			message = i.events(ctx, pod.GetName(), false) // such as that its image is being fetched
 		}
 		return strings.TrimSuffix(reason+": "+message, ": ")
 	}
@@ -203,9 +203,9 @@ func (i *installer) askReady(ctx context.Context, pod *cluster.Object) string {
 	return "runs, but is not ready"
 }
 
-// events gives the newest warning about a part: it says what no pod can, such
-// as why there is none.
-func (i *installer) events(ctx context.Context, name string) string {
+// events gives the newest event, or warning, about a part or a pod: it says
+// what no status does, such as why there is no pod.
+func (i *installer) events(ctx context.Context, name string, warnings bool) string {
 	all, err := i.c.List(ctx, cluster.Ref{APIVersion: "v1", Kind: "Event", Namespace: Namespace}, "")
 	if err != nil {
 		return ""
@@ -213,7 +213,7 @@ func (i *installer) events(ctx context.Context, name string) string {
 	newest, text := "", ""
 	for _, e := range all {
 		about, _, _ := unstructured.NestedString(e.Object, "involvedObject", "name")
-		if e.Object["type"] != "Warning" || about != name && !strings.HasPrefix(about, name+"-") {
+		if warnings && e.Object["type"] != "Warning" || about != name && !strings.HasPrefix(about, name+"-") {
 			continue
 		}
 		at, _, _ := unstructured.NestedString(e.Object, "lastTimestamp")
@@ -221,7 +221,10 @@ func (i *installer) events(ctx context.Context, name string) string {
 			at = e.GetCreationTimestamp().UTC().Format(time.RFC3339)
 		}
 		if at >= newest {
-			newest, text = at, fmt.Sprintf("event: %s: %v: %v", about, e.Object["reason"], e.Object["message"])
+			newest, text = at, fmt.Sprintf("%v: %v", e.Object["reason"], e.Object["message"])
+			if about != name {
+				text = about + ": " + text
+			}
 		}
 	}
 	return text

@@ -88,27 +88,34 @@ func (i *installer) removeAndWait(ctx context.Context, refs []cluster.Ref) error
 		}
 	}
 	for _, ref := range refs {
-		for {
-			obj, err := i.c.Get(ctx, ref)
-			if cluster.NotFound(err) {
-				break
-			}
-			if err != nil && ctx.Err() == nil {
-				return err
-			}
-			if err := pause(ctx); err != nil {
-				return fmt.Errorf("%s is still there%s: %w", ref, lingering(obj), err)
-			}
+		if err := i.gone(ctx, ref); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
+// gone waits until the API server has removed an object.
+func (i *installer) gone(ctx context.Context, ref cluster.Ref) error {
+	why := ""
+	for {
+		obj, err := i.c.Get(ctx, ref)
+		switch {
+		case cluster.NotFound(err):
+			return nil
+		case err != nil && ctx.Err() == nil:
+			return err
+		case err == nil:
+			why = lingering(obj)
+		}
+		if err := pause(ctx); err != nil {
+			return fmt.Errorf("%s is still there%s: %w", ref, why, err)
+		}
+	}
+}
+
 // lingering is why the API server has not removed a namespace or CRD yet.
 func lingering(obj *cluster.Object) string {
-	if obj == nil {
-		return ""
-	}
 	for _, kind := range []string{"NamespaceContentRemaining", "NamespaceFinalizersRemaining", "NamespaceDeletionContentFailure", "Terminating"} {
 		if is, message := condition(obj, kind); is {
 			return " (" + message + ")"
