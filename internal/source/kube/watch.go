@@ -162,9 +162,11 @@ func (l *lister) list(ctx context.Context, o metav1.ListOptions) (runtime.Object
 func (l *lister) open(ctx context.Context, cancel func(), o metav1.ListOptions, watching bool) (*http.Response, error) {
 	late := time.AfterFunc(headTimeout, cancel)
 	resp, err := l.source.Open(ctx, l.kind.Path("", ""), query(o, watching))
-	if !late.Stop() && err == nil {
-		resp.Body.Close()
-		err = errors.New("the answer did not begin in time")
+	if !late.Stop() {
+		if err == nil {
+			resp.Body.Close()
+		}
+		err = fmt.Errorf("the answer did not begin within %v", headTimeout)
 	}
 	if err != nil {
 		// Forgetting where we were, and not streaming lists, are answers that
