@@ -48,6 +48,10 @@ func (w *watch) await(up *Conn) { w.up.Store(up) }
 // Busy tells whether a request, or a tunnel, is under way.
 func (r *Relay) Busy() bool { return phase(r.watch.seq.Load()&(1<<phaseBits-1)) != phaseIdle }
 
+// Tunnelling tells whether the connection carries bytes instead of requests, as
+// an Upgrade or CONNECT had it.
+func (r *Relay) Tunnelling() bool { return phase(r.watch.seq.Load()&(1<<phaseBits-1)) == phaseTunnel }
+
 // Sweep ends what has waited too long. It is to be called every SweepEvery,
 // never by two goroutines at once, until Serve has returned.
 func (r *Relay) Sweep() {

@@ -62,11 +62,11 @@ func (s *session) undecided(ctx context.Context, said []byte) {
 		return
 	}
 	t := &tunnel.Tunnel{Down: s.conn, Up: up, FromDown: said, Patience: patience}
-	s.f.Watch(&running{s: s, t: t, judged: s.judged})
+	leave := s.watch(&running{s.guard(s.judged), t})
 	ended := s.peer.Connected()
 	said, other, err := t.RunUndecided(look)
 	ended(t.Sent(), t.Received())
-	s.f.Watch(nil)
+	leave()
 	switch {
 	case !other:
 		s.audited(telemetry.ReasonOK)
@@ -129,7 +129,7 @@ func (s *session) serveHTTP(ctx context.Context, said []byte) {
 	s.pool, s.trace = s.p.pool(s.dst), s.p.c.Trace.Server()
 	defer s.trace.Done()
 	r := http1.NewRelay(http1.NewConn(s.conn, said), c)
-	s.f.Watch(r)
+	defer s.watch(&relaying{r, s.guard(nil)})()
 	if err := r.Serve(ctx); err != nil {
 		s.p.c.Log.Debug("client connection ended", "client", s.who.Addr.String(), "destination", s.dst.String(), "err", err)
 	}
@@ -220,7 +220,7 @@ func (s *session) Record(x *http1.Exchange) {
 // tunnel passes bytes to the application.
 func (s *session) tunnel(t *tunnel.Tunnel) {
 	s.audited(telemetry.ReasonOK)
-	s.f.Watch(&running{s: s, t: t, judged: s.judged})
+	defer s.watch(&running{s.guard(s.judged), t})()
 	ended := s.peer.Connected()
 	s.ended(t.Run())
 	ended(t.Sent(), t.Received())
@@ -229,33 +229,6 @@ func (s *session) tunnel(t *tunnel.Tunnel) {
 func (s *session) ended(err error) {
 	if err != nil {
 		s.p.c.Log.Debug("connection broke off", "client", s.who.Addr.String(), "destination", s.dst.String(), "err", err)
-	}
-}
-
-// running is a tunnel under way, as flow sees it.
-type running struct {
-	s      *session
-	t      *tunnel.Tunnel
-	judged *policy.Compiled // that last let it go on
-}
-
-// Busy tells that it is always in use: its application has not closed it.
-func (r *running) Busy() bool { return true }
-
-// Sweep judges the connection again if the policy has changed.
-func (r *running) Sweep() {
-	s := r.s
-	c := s.p.policy.Load()
-	if r.judged == c {
-		return
-	}
-	r.judged = c
-	if d := policy.Decide(c, s.who, policy.Request{Port: s.dst.Port()}); !d.Allow {
-		s.p.c.Metrics.Refused(flow.Inbound, telemetry.Reason(d.Reason))
-		s.p.c.Log.Info("connection ended by a new policy", "peer", s.who.ID.String(),
-			"client", s.who.Addr.String(), "destination", s.dst.String(), "policy", d.Source)
-		tunnel.Reset(r.t.Down)
-		tunnel.Reset(r.t.Up)
 	}
 }
 

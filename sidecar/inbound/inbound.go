@@ -81,6 +81,7 @@ type Proxy struct {
 
 	mu    sync.Mutex
 	pools map[netip.AddrPort]*pool.Pool
+	open  map[open]struct{}
 }
 
 // New gives a Proxy that refuses everybody until SetPolicy.
@@ -92,12 +93,8 @@ func New(c Config) *Proxy {
 			return d.DialContext(ctx, "tcp", addr.String())
 		}
 	}
-	return &Proxy{c: c, pools: map[netip.AddrPort]*pool.Pool{}}
+	return &Proxy{c: c, pools: map[netip.AddrPort]*pool.Pool{}, open: map[open]struct{}{}}
 }
-
-// SetPolicy replaces the policy. What is open is judged again: a request when
-// it comes, an opaque connection within a second.
-func (p *Proxy) SetPolicy(c *policy.Compiled) { p.policy.Store(c) }
 
 // session is one connection from outside.
 type session struct {
