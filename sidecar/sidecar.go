@@ -159,7 +159,8 @@ func build(c Config) (*sidecar, error) {
 	})
 	s.outFlows = flow.New(flow.Config{Direction: flow.Outbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.out.Handle})
 	s.inFlows = flow.New(flow.Config{Direction: flow.Inbound, Max: c.MaxConnections, Metrics: metrics, Log: traffic, Handle: s.in.Handle})
-	s.admin = admin.New(admin.Config{Addr: c.Admin, Ready: s.ready, Metrics: registry.Handler(), Debug: s.debug, Log: s.log})
+	registry.Register(newEjected(s))
+	s.admin = admin.New(admin.Config{Addr: c.Admin, Ready: s.ready, Metrics: registry.Handler(), Debug: s.debug, InForce: s.config, Log: s.log})
 	return s, nil
 }
 

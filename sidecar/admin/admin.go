@@ -41,10 +41,11 @@ type Config struct {
 	Ready   func() (bool, string) // false with the reason; nil: always ready
 	Metrics http.Handler          // nil: 404
 	Debug   func() any            // shown as JSON at /debug/state; nil: 404
+	InForce func() any            // shown as JSON at /debug/config; nil: 404
 	Log     *slog.Logger
 }
 
-// Server answers /ready, /live, /metrics and /debug/state.
+// Server answers /ready, /live, /metrics, /debug/state and /debug/config.
 type Server struct {
 	c   Config
 	log *slog.Logger
@@ -97,7 +98,10 @@ func (s *Server) handler() http.Handler {
 		mux.Handle("GET /metrics", s.c.Metrics)
 	}
 	if s.c.Debug != nil {
-		mux.HandleFunc("GET /debug/state", s.debug)
+		mux.HandleFunc("GET /debug/state", show(s.c.Debug))
+	}
+	if s.c.InForce != nil {
+		mux.HandleFunc("GET /debug/config", show(s.c.InForce))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
@@ -115,14 +119,16 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	answer(w, http.StatusOK, "ready")
 }
 
-func (s *Server) debug(w http.ResponseWriter, _ *http.Request) {
-	b, err := json.MarshalIndent(s.c.Debug(), "", "  ")
-	if err != nil {
-		answer(w, http.StatusInternalServerError, "encode the state: "+err.Error())
-		return
+func show(what func() any) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		b, err := json.MarshalIndent(what(), "", "  ")
+		if err != nil {
+			answer(w, http.StatusInternalServerError, "encode the state: "+err.Error())
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(append(b, '\n'))
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Write(append(b, '\n'))
 }
 
 func answer(w http.ResponseWriter, code int, text string) {

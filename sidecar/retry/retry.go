@@ -5,9 +5,11 @@
 package retry
 
 import (
+	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/heddle-mesh/heddle/api/wire"
@@ -106,6 +108,30 @@ func Compile(r *wire.Retry) *Rule {
 		out.when |= words[w]
 	}
 	return out
+}
+
+// String tells the rule for people.
+func (r *Rule) String() string {
+	if r.Attempts == 0 {
+		return fmt.Sprintf("only what no application saw; budget %g+%g/s", r.Ratio, r.Min)
+	}
+	var on []string
+	for _, c := range []Cause{Connect, Reset, Gateway, Server} {
+		if r.On(c) {
+			on = append(on, c.String())
+		}
+	}
+	for _, code := range r.statuses {
+		on = append(on, fmt.Sprint(code))
+	}
+	text := fmt.Sprintf("%d on %s; pause %s to %s; budget %g+%g/s; bodies up to %d", r.Attempts, strings.Join(on, ", "), r.base, r.most, r.Ratio, r.Min, r.MaxBody)
+	if r.methods != nil {
+		text += "; methods " + strings.Join(r.methods, ", ")
+	}
+	if r.PerTry > 0 {
+		text += "; each try " + r.PerTry.String()
+	}
+	return text
 }
 
 // On tells whether the rule names a cause.
