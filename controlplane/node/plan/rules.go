@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,6 +40,13 @@ func All(told *wire.NodeServices, name string) (*Rules, []error) {
 	errs = append(errs, bad...)
 	r.Ranges, bad = ParsePrefixes(told.GetServicePrefixes())
 	return r, append(errs, bad...)
+}
+
+// Sorted gives the Service's flows in order.
+func (s Service) Sorted() []Flow {
+	return slices.SortedFunc(maps.Keys(s.Flows), func(a, b Flow) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Proto, b.Proto), cmp.Compare(a.Port, b.Port))
+	})
 }
 
 // Packet is the first packet of a flow as it reaches the node, or leaves it.

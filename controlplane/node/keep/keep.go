@@ -1,0 +1,126 @@
+// Package keep keeps what a node agent was last told on the node's disk, so
+// that a node which starts while the control plane is away forwards as it did.
+// A file that is damaged, or of another version, is an error and never half
+// read. controlplane/node calls it.
+package keep
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/wire"
+)
+
+// The file is one line (a word with the format's version, then the SHA-256 of
+// the rest in hexadecimal) and the wire's message.
+const (
+	name   = "services.state"
+	format = "heddle-node-1"
+	// maxSize bounds what is read: four times the largest message of the wire.
+	maxSize = 4 * wire.MaxMessage
+)
+
+// ErrNone says that nothing was kept.
+var ErrNone = errors.New("nothing is kept")
+
+// Load reads what is kept in a folder.
+func Load(dir string) (*pb.Update, error) {
+	f, err := os.Open(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read kept state: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read kept state: %w", err)
+	}
+	u, err := decode(b)
+	if err != nil {
+		return nil, fmt.Errorf("kept state %s: %w", f.Name(), err)
+	}
+	return u, nil
+}
+
+func decode(b []byte) (*pb.Update, error) {
+	if len(b) > maxSize {
+		return nil, fmt.Errorf("it has more than %d bytes", maxSize)
+	}
+	head, body, ok := bytes.Cut(b, []byte("\n"))
+	word, sum, spaced := bytes.Cut(head, []byte(" "))
+	switch {
+	case !ok || !spaced:
+		return nil, errors.New("it is no state file")
+	case string(word) != format:
+		return nil, fmt.Errorf("its format is %.20q, not %s", word, format)
+	case string(sum) != checksum(body):
+		return nil, errors.New("it is damaged: its checksum does not fit")
+	}
+	u := &pb.Update{}
+	if err := wire.Unmarshal(body, u); err != nil {
+		return nil, err
+	}
+	if u.GetNode() == nil {
+		return nil, errors.New("it holds no Services of a node")
+	}
+	return u, nil
+}
+
+func checksum(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// Save replaces what is kept, whole or not at all, also over a power cut.
+func Save(dir string, u *pb.Update) error {
+	body, err := wire.Marshal(u)
+	if err != nil {
+		return fmt.Errorf("keep state: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("keep state: %w", err)
+	}
+	f, err := os.CreateTemp(dir, name+".*")
+	if err != nil {
+		return fmt.Errorf("keep state: %w", err)
+	}
+	_, err = f.Write(append([]byte(format+" "+checksum(body)+"\n"), body...))
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(dir, name))
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("keep state: %w", err), os.Remove(f.Name()))
+	}
+	if d, err := os.Open(dir); err == nil { // so that the new name survives too
+		err = errors.Join(d.Sync(), d.Close())
+		if err != nil {
+			return fmt.Errorf("keep state: %w", err)
+		}
+	}
+	return nil
+}
+
+// Remove takes away what is kept, and what an interrupted Save left.
+func Remove(dir string) error {
+	list, err := filepath.Glob(filepath.Join(dir, name+"*"))
+	if err != nil {
+		return fmt.Errorf("remove kept state: %w", err)
+	}
+	for _, f := range list {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove kept state: %w", err)
+		}
+	}
+	return nil
+}
