@@ -76,6 +76,7 @@ type Server struct {
 	noStream bool
 	down     bool
 	delay    func(*http.Request)
+	garbage  map[string]string
 	counts   map[string]int // "list pods", "watch pods"
 }
 
@@ -83,7 +84,7 @@ type Server struct {
 // with the test.
 func New(t testing.TB, more ...Resource) *Server {
 	s := &Server{listener: pipes.Listen(), wake: make(chan struct{}), version: 100, tables: map[string]*table{},
-		hidden: map[string]bool{}, refuse: map[string]int{}, counts: map[string]int{}}
+		hidden: map[string]bool{}, refuse: map[string]int{}, counts: map[string]int{}, garbage: map[string]string{}}
 	for _, r := range append(builtIn(), more...) {
 		s.tables[r.prefix()+"/"+r.Plural] = &table{Resource: r, objects: map[string]object{}, floor: s.version}
 	}
@@ -182,6 +183,10 @@ func (s *Server) Serve(plural string, is bool) { s.set(func() { s.hidden[plural]
 
 // Refuse answers requests for a resource with an HTTP status; 0: no more.
 func (s *Server) Refuse(plural string, status int) { s.set(func() { s.refuse[plural] = status }) }
+
+// Garble sends a text in place of events to the next watch of a resource that
+// goes on from where it was.
+func (s *Server) Garble(plural, text string) { s.set(func() { s.garbage[plural] = text }) }
 
 // NoStream makes lists as streams unknown, as older servers do.
 func (s *Server) NoStream() { s.set(func() { s.noStream = true }) }

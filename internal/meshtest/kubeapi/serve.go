@@ -164,6 +164,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t *table) {
 	s.mu.Lock()
 	stream := !s.noStream
 	floor, now := t.floor, s.version
+	garbage := s.garbage[t.Plural]
+	if !initial {
+		delete(s.garbage, t.Plural)
+	}
 	s.mu.Unlock()
 	switch {
 	case initial && !stream:
@@ -189,6 +193,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t *table) {
 	out.flush.Flush()
 	if initial {
 		from = s.sendAll(out, t)
+	} else if garbage != "" {
+		_, _ = io.WriteString(w, garbage)
+		out.flush.Flush()
 	}
 	for {
 		s.mu.Lock()

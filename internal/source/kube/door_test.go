@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -177,3 +178,7 @@ func hasPod(name string) func(*source.Snapshot) bool {
 func not(f func(*source.Snapshot) bool) func(*source.Snapshot) bool {
 	return func(s *source.Snapshot) bool { return !f(s) }
 }
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func decoder(b *bounded) *json.Decoder { return json.NewDecoder(b) }

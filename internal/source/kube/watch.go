@@ -34,7 +34,7 @@ const (
 	headTimeout = 60 * time.Second
 	// maxObject bounds one event of a watch, or one item of a list: etcd takes
 	// 1.5 MB by default; some raise it.
-	maxObject = 16 << 20
+	maxObject = 8 << 20
 	// retryFirst and retryMax pace the attempts at an API server that is away:
 	// soon enough that nobody waits for us once it is back, and with some
 	// fourteen kinds a few requests a second.
