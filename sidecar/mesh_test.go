@@ -217,6 +217,7 @@ type client struct {
 	metrics *telemetry.Registry
 	entry   *entry
 	pools   *pool.Set
+	out     *outbound.Proxy
 	m       *mesh
 }
 
@@ -272,6 +273,7 @@ func (m *mesh) client(store *identity.Store, p wire.Protocol, endpoints ...*wire
 		Dial:        m.dial, Identity: store, Pools: c.pools, Metrics: metrics, Log: m.log,
 		Trace: m.trace("web"),
 	})
+	c.out = out
 	c.flows = flow.New(flow.Config{Direction: flow.Outbound, Metrics: metrics, Log: m.log, Handle: out.Handle})
 	l := listen(m.t)
 	c.front = l.Addr().String()

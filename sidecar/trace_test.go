@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -245,5 +246,29 @@ func TestTraceRatio(t *testing.T) {
 	}
 	if len(sides) < 50 || len(sides) > 150 { // seven standard deviations
 		t.Errorf("%d of %d traces", len(sides), n)
+	}
+}
+
+// What a sidecar dials for itself, as it does its collector, goes over mutual
+// TLS where that stands in the mesh.
+func TestDialForItself(t *testing.T) {
+	m := newMesh(t)
+	s := m.serve(serverConfig{}, func(c net.Conn) { io.Copy(c, c) })
+	out := m.client(nil, opaque, s.endpoint()).out
+	c, err := out.Dial(t.Context(), vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "hello")
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	eventually(t, "the other side counts a connection of ours", func() bool {
+		return metric(t, s.metrics, "heddle_tcp_connections_total", "peer="+clientID, "tls=true") == 1
+	})
+	if _, err := out.Dial(t.Context(), netip.AddrPortFrom(vip.Addr(), 81)); err == nil {
+		t.Error("a port that the Service has not: dialled")
 	}
 }

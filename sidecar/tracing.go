@@ -1,6 +1,10 @@
 package sidecar
 
 import (
+	"context"
+	"net"
+	"net/netip"
+	"strconv"
 	"strings"
 
 	"github.com/heddle-mesh/heddle/api/wire"
@@ -12,7 +16,7 @@ import (
 // startTracing makes the tracer and what sends its spans; both are off until
 // the mesh's settings name a collector.
 func (s *sidecar) startTracing(registry *telemetry.Registry) {
-	s.spans = spans.New(spans.Config{Resource: resource(s.c), Version: s.c.Version, Log: s.log})
+	s.spans = spans.New(spans.Config{Resource: resource(s.c), Version: s.c.Version, Dial: s.dialCollector, Log: s.log})
 	s.tracer = trace.New(s.spans.Offer)
 	registry.Register(s.spans.Collectors()...)
 }
@@ -22,6 +26,30 @@ func (s *sidecar) newSettings(m *wire.MeshSettings) {
 	collector := m.GetTraceCollector()
 	s.spans.SetCollector(collector)
 	s.tracer.Set(collector != "", m.GetTraceSampleRatio())
+}
+
+// dialCollector goes the way of the pod's own traffic, which a collector's
+// Service and its policy expect; the name is the pod's to resolve.
+func (s *sidecar) dialCollector(ctx context.Context, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addrs {
+		var c net.Conn
+		if c, err = s.out.Dial(ctx, netip.AddrPortFrom(a.Unmap(), uint16(n))); err == nil {
+			return c, nil
+		}
+	}
+	return nil, err
 }
 
 // resource says whose the spans are, in the words of OpenTelemetry's semantic
