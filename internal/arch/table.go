@@ -64,7 +64,7 @@ var doors = []Door{
 	{"helm.sh/helm/v4", []string{"cmd/heddle"}, false, "only the CLI renders the chart"},
 	{"go.opentelemetry.io/otel", []string{"internal/telemetry"}, false, "the SDK allocates; what the request path holds is ours"},
 	{"go.opentelemetry.io/proto/otlp", []string{"internal/telemetry/spans", "internal/meshtest/collector", "e2e"}, true, "OTLP's messages; the SDK and its exporter would cost 3 MB of each sidecar"},
-	{"sigs.k8s.io/yaml", []string{"internal/source", "internal/lab", "injector", "cmd/heddle"}, false, "manifests are read where Kubernetes types are"},
+	{"sigs.k8s.io/yaml", []string{"internal/source", "internal/lab", "internal/meshtest", "injector", "cmd/heddle"}, false, "manifests are read where Kubernetes types are"},
 	{"github.com/miekg/dns", []string{"internal/lab"}, false, "only the lab serves names; the product leaves DNS alone"},
 	{"github.com/spf13/cobra", []string{"cmd/heddle"}, false, "one program has subcommands for people"},
 	{"github.com/spf13/pflag", []string{"cmd/heddle"}, false, "comes with cobra"},
