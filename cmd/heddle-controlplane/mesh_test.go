@@ -154,8 +154,12 @@ type program struct {
 
 func start(t *testing.T, f *folder, caDir, listen string) *program {
 	t.Helper()
-	cfg, err := parse([]string{"--source=files:" + f.dir, "--listen=" + listen, "--metrics=127.0.0.1:0", "--ca-dir=" + caDir,
-		"--trust-domain=demo.test", "--log-level=debug"}, io.Discard, testLog{t})
+	return startWith(t, "--source=files:"+f.dir, "--listen="+listen, "--ca-dir="+caDir)
+}
+
+func startWith(t *testing.T, args ...string) *program {
+	t.Helper()
+	cfg, err := parse(append(args, "--metrics=127.0.0.1:0", "--trust-domain=demo.test", "--log-level=debug"), io.Discard, testLog{t})
 	if err != nil {
 		t.Fatal(err)
 	}
