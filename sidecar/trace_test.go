@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -151,6 +152,47 @@ web:client 200 retry=connect_failed (child of b7ad6b7169203331)
 		return
 	}
 	t.Fatal("never picked")
+}
+
+// What a TrafficPolicy has tried again, and what it cuts off, reads the same.
+func TestTracePolicy(t *testing.T) {
+	with := func(t *testing.T, p *wire.TrafficPolicy, h http.HandlerFunc) *collector.Collector {
+		m := newMesh(t)
+		c := traced(t, m, 1)
+		s := m.serve(serverConfig{}, serveHTTP(h))
+		web := m.client(nil, http1)
+		web.entry.policy = p
+		web.entry.set(http1, s.endpoint())
+		request(t, web, "traceparent: 00-"+callerTrace+"-"+callerSpan+"-01\r\n")
+		return c
+	}
+	t.Run("retries", func(t *testing.T) {
+		var n atomic.Int32
+		c := with(t, &wire.TrafficPolicy{Retry: &wire.Retry{Attempts: 2, On: []string{"5xx"}, BudgetMinPerSecond: 10}}, func(w http.ResponseWriter, _ *http.Request) {
+			if n.Add(1) < 3 {
+				w.WriteHeader(500)
+			}
+		})
+		wantTree(t, c, `
+web:client 500 (child of b7ad6b7169203331)
+  orders:server 500
+web:client 500 retry=500 (child of b7ad6b7169203331)
+  orders:server 500
+web:client 200 retry=500 (child of b7ad6b7169203331)
+  orders:server 200
+`)
+	})
+	t.Run("timeout", func(t *testing.T) {
+		c := with(t, &wire.TrafficPolicy{Timeouts: &wire.Timeouts{Request: &wire.Duration{Nanos: 50e6}}}, func(_ http.ResponseWriter, r *http.Request) {
+			select {
+			case <-r.Context().Done():
+			case <-time.After(5 * time.Second):
+			}
+		})
+		eventually(t, "the attempt's span", func() bool {
+			return strings.Contains(tree(c), "web:client  reason=upstream_timeout (child of b7ad6b7169203331)\n")
+		})
+	})
 }
 
 func TestTraceRoots(t *testing.T) {
