@@ -20,7 +20,7 @@ import (
 )
 
 const usage = `usage: cluster COMMAND
-  run [-bin DIR] [-run NAME] [-keep] [-node auto|local|stock]
+  run [-bin DIR] [-run NAME] [-keep [-notests]] [-node auto|local|stock]
                           make a cluster, run the tests of e2e/NAME or of all, remove it
   images [-bin DIR] -out DIR -tag TAG
                           write Heddle's images as archives for docker load
@@ -55,7 +55,7 @@ func main() {
 // options are the flags of all commands.
 type options struct {
 	bin, out, tag, run, node string
-	keep                     bool
+	keep, notests            bool
 	args                     []string
 }
 
@@ -68,6 +68,7 @@ func parse(args []string) (command string, o options, err error) {
 	case "run":
 		f.StringVar(&o.run, "run", "", "only this folder below e2e")
 		f.BoolVar(&o.keep, "keep", false, "leave the cluster")
+		f.BoolVar(&o.notests, "notests", false, "only make the cluster")
 		f.StringVar(&o.node, "node", nodeAuto, "where the node image comes from")
 	case "images":
 		f.StringVar(&o.out, "out", "", "folder for the archives")
@@ -89,6 +90,8 @@ func parse(args []string) (command string, o options, err error) {
 		return "", o, fmt.Errorf("%s: %d arguments, not %d\n%s", command, len(o.args), want, usage)
 	case command == "images" && (o.out == "" || o.tag == ""):
 		return "", o, fmt.Errorf("images: -out and -tag are needed\n%s", usage)
+	case o.notests && (!o.keep || o.run != ""):
+		return "", o, errors.New("run: -notests makes a cluster to look at: it goes with -keep, and without -run")
 	case command == "run" && o.node != nodeAuto && o.node != nodeLocal && o.node != nodeStock:
 		return "", o, fmt.Errorf("run: -node=%s: want auto, local or stock", o.node)
 	}

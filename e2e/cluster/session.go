@@ -85,8 +85,17 @@ func (s *session) look(ctx context.Context) (err error) {
 			return fmt.Errorf("a cluster takes %s: %w (on Debian: apt-get install docker.io)", p, err)
 		}
 	}
-	if s.tests, err = findTests(ctx, s.options.run); err != nil && !(s.keep && s.options.run == "") {
-		return err
+	if !s.notests {
+		if s.tests, err = findTests(ctx, s.options.run); err != nil {
+			return err
+		}
+	}
+	was, err := cell.AllowInotify()
+	if err != nil {
+		return fmt.Errorf("allow inotify for all nodes: %w", err)
+	}
+	if was > 0 {
+		s.say("fs.inotify.max_user_instances was %d on this machine, too few for the nodes: raised", was)
 	}
 	root, err := store.Root()
 	if err != nil {

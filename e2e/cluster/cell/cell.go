@@ -216,6 +216,26 @@ func (cfg Config) write() error {
 	return os.WriteFile(cfg.Dir.Path("docker.json"), b, 0o644)
 }
 
+// inotifyInstances is what kubelet, systemd and containerd of a few clusters
+// need; each node takes some twenty. Linux gives a user 128 by default.
+const inotifyInstances = 1024
+
+// AllowInotify raises the machine's bound on inotify instances if it is too
+// low for several nodes, and says from what; 0 if it was high enough. Nothing
+// inside a cell can do without: the bound is on the user.
+func AllowInotify() (was int, err error) {
+	const file = "/proc/sys/fs/inotify/max_user_instances"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	was, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil || was >= inotifyInstances {
+		return 0, err
+	}
+	return was, os.WriteFile(file, []byte(strconv.Itoa(inotifyInstances)), 0o644)
+}
+
 // lacksResource says whether this machine withholds CAP_SYS_RESOURCE from us,
 // which docker gives to every privileged container.
 func lacksResource() (bool, error) {

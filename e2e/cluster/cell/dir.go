@@ -163,7 +163,8 @@ func (d *Dir) tail(name string) string {
 	return string(b)
 }
 
-// startTime is when a process that lives was started.
+// startTime is when a process that lives was started. The first process of a
+// cell lives until every other one has ended.
 func startTime(pid int) (uint64, error) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -174,6 +175,9 @@ func startTime(pid int) (uint64, error) {
 	const start = 22 - 3 // field 3 is the first behind the command
 	if len(fields) <= start {
 		return 0, fmt.Errorf("/proc/%d/stat is short", pid)
+	}
+	if fields[0] == "Z" || fields[0] == "X" {
+		return 0, fmt.Errorf("process %d has ended", pid) // nobody has asked for its exit code yet
 	}
 	return strconv.ParseUint(fields[start], 10, 64)
 }

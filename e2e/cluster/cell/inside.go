@@ -22,7 +22,6 @@ func Inside(dir, data string) int {
 		fmt.Fprintln(os.Stderr, "cell: this is started by e2e/cluster, not by hand")
 		return 2
 	}
-	holdLocks()
 	if err := prepare(); err != nil {
 		fmt.Fprintf(os.Stderr, "cell: %v\n", err)
 		return 1
@@ -53,17 +52,6 @@ func watchOwner(pipe *os.File) {
 	os.Exit(1)
 }
 
-// holdLocks keeps the inherited locks from our children: they end with us.
-func holdLocks() {
-	const first = 3 // behind standard error
-	for fd := first; ; fd++ {
-		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
-			return
-		}
-		unix.CloseOnExec(fd)
-	}
-}
-
 // prepare makes the namespaces usable: mounts do not spread to the machine,
 // /proc shows this cell, loopback is up.
 func prepare() error {
@@ -89,6 +77,9 @@ func prepare() error {
 	return nil
 }
 
+// startDocker also hands on the locks, which we inherited behind standard
+// error: the kernel closes a first process's files before it ends the others,
+// and nobody may take over dockerd's data while one of them lives.
 func startDocker(dir string) (pid int, err error) {
 	path, err := exec.LookPath("dockerd")
 	if err != nil {

@@ -71,7 +71,7 @@ func Remove(runs, id string) error {
 	return end(path, s)
 }
 
-// end kills a cell and waits until all of it is gone, which its lock tells.
+// end kills a cell and waits until all of it is gone.
 func end(path string, s state) error {
 	if s.Cell.PID > 0 {
 		if err := s.Cell.kill(); err != nil {
@@ -87,9 +87,12 @@ func end(path string, s state) error {
 		if err != nil {
 			return err
 		}
-		if ok {
+		if ok && !s.Cell.lives() {
 			defer lock.Close()
 			return (&Dir{path: path}).wipe()
+		}
+		if ok {
+			lock.Close()
 		}
 		select {
 		case <-tick.C:

@@ -21,8 +21,13 @@ import (
 	"github.com/heddle-mesh/heddle/e2e/cluster/store"
 )
 
-//go:embed stage.sh
-var stage string
+// What the node image is made with, besides programs: a change makes another.
+var (
+	//go:embed stage.sh
+	stage string
+	//go:embed pause/main.go
+	pauseSource string
+)
 
 // containerdLimit is for a fresh containerd to answer.
 const containerdLimit = 30 * time.Second
@@ -47,12 +52,12 @@ func LocalImage(ctx context.Context, b programs.Builder) (NodeImage, error) {
 		return NodeImage{}, err
 	}
 	sets := []programs.Set{programs.Kind, programs.Cluster, programs.Kubectl, programs.Etcd, programs.Containerd, programs.CoreDNS, programs.Crictl}
-	in := []any{"node", 1, stage, p.rootFS, programs.CoreDNSTag, programs.EtcdTag, programs.PauseTag}
+	in := []any{"node", 1, stage, pauseSource, filepath.Base(filepath.Dir(p.rootFS)), programs.CoreDNSTag, programs.EtcdTag, programs.PauseTag}
 	for _, set := range sets {
 		if p.dirs[set], err = b.Build(ctx, set); err != nil {
 			return NodeImage{}, err
 		}
-		in = append(in, p.dirs[set])
+		in = append(in, set, filepath.Base(p.dirs[set])) // its key: what it was made from
 	}
 	key, err := store.Key(in...)
 	if err != nil {
