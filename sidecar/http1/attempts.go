@@ -175,7 +175,7 @@ func (r *Relay) judge(up *Conn, a attempt) verdict {
 	case a.err != faultReset:
 		return verdict{}
 	}
-	if up.Reused && t.replays == 0 && t.n == 1 && (a.unsent || a.silent && r.req.Replayable()) && r.whole() && r.spend() {
+	if up.Reused && t.replays < maxStale && (a.unsent || a.silent && (r.req.Replayable() || t.repeatable)) && r.whole() && r.spend() {
 		t.replays++
 		t.fresh = true
 		r.x.Replayed = true
