@@ -100,7 +100,10 @@ func own[T any, P interface {
 		unknown(raw, reflect.TypeFor[T](), "", &errs)
 		o := new(T)
 		if err := json.Unmarshal(it.json, o); err != nil {
-			return nil, nil, append(errs, fieldError(err))
+			if e := fieldError(err); e.Field != "" || len(errs) == 0 {
+				errs = append(errs, e)
+			}
+			return nil, nil, errs
 		}
 		P(o).SetGeneration(it.generation())
 		errs = append(errs, check(o, it.ref)...)
@@ -141,7 +144,8 @@ func unknown(v any, t reflect.Type, path string, errs *[]v1alpha1.FieldError) {
 		t = t.Elem()
 	}
 	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
-		return // has a form of its own
+		ownForm(v, t, path, errs)
+		return
 	}
 	switch v := v.(type) {
 	case map[string]any:
@@ -166,6 +170,27 @@ func unknown(v any, t reflect.Type, path string, errs *[]v1alpha1.FieldError) {
 			unknown(inner, t.Elem(), fmt.Sprintf("%s[%d]", path, i), errs)
 		}
 	}
+}
+
+// ownForm reads a value whose type has a form of its own. What is wrong with it
+// is found here, where its path is known; the whole object's decoder only says
+// that something is.
+func ownForm(v any, t reflect.Type, path string, errs *[]v1alpha1.FieldError) {
+	if v == nil {
+		return // as if it were not said
+	}
+	text, err := json.Marshal(v)
+	if err == nil {
+		err = json.Unmarshal(text, reflect.New(t).Interface())
+	}
+	if err == nil {
+		return
+	}
+	fix := "correct the value"
+	if t.Name() == "Duration" {
+		fix = "a duration such as 1.5s or 250ms"
+	}
+	*errs = append(*errs, v1alpha1.FieldError{Field: path, Err: strings.TrimPrefix(err.Error(), "time: "), Fix: fix})
 }
 
 // fields collects the JSON names of a struct.

@@ -8,6 +8,7 @@ package explain
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 
@@ -63,6 +64,7 @@ func (e *Explainer) Explain(q Question) (*Report, error) {
 			return nil, fmt.Errorf("--address %s: is no IP address", q.Address)
 		}
 		who.addrs = []netip.Addr{a.Unmap()}
+		who.notes = slices.DeleteFunc(who.notes, func(n string) bool { return n == unknownAddress })
 	}
 	to, err := e.called(q)
 	if err != nil {
@@ -79,7 +81,7 @@ func (e *Explainer) Explain(q Question) (*Report, error) {
 		r.Traffic = append(r.Traffic, e.treatment(to.service, port))
 	}
 	if len(r.Judged) == 0 {
-		return nil, fmt.Errorf("%s: there is nothing to judge: %s", q.To, to.empty)
+		return nil, fmt.Errorf("--to %s: there is nothing to judge: %s", q.To, to.empty)
 	}
 	r.conclude()
 	return r, nil

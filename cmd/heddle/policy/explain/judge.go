@@ -119,9 +119,9 @@ func (e *Explainer) one(c *decide.Compiled, d door, who decide.Caller) judgement
 	case x.Reason == decide.PlaintextRefused:
 		j.By = "the mode: the caller proves no identity"
 	case j.By == "":
-		j.By = x.Source
+		j.By = strings.ReplaceAll(x.Source, "AccessPolicy/", "AccessPolicy ")
 		if len(x.Rules) == 0 {
-			j.By = "a policy that is broken: " + x.Source
+			j.By = "a policy that is broken: " + j.By
 		}
 	}
 	return j

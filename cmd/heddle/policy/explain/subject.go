@@ -13,6 +13,9 @@ import (
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
+// unknownAddress is said where nothing tells where a caller calls from.
+const unknownAddress = "no pod runs as this account: its address is not known, and rules with cidrs are taken not to match (--address says one)"
+
 // caller is who calls.
 type caller struct {
 	text  string
@@ -33,7 +36,7 @@ func (e *Explainer) callers(q Question) (caller, error) {
 		}
 		c = caller{text: q.From, id: id}
 		if ns, sa, ok := e.account(id); ok {
-			c.pods(e.podsOf(ns, sa))
+			c.pods(e.podsOf(ns, sa), true)
 		}
 	} else {
 		var err error
@@ -103,12 +106,13 @@ func (e *Explainer) serviceAccount(q Question) (caller, error) {
 		return caller{}, fmt.Errorf("--from %s: %w", q.From, err)
 	}
 	c := caller{text: id.String(), id: id}
-	c.pods(pods)
+	c.pods(pods, false)
 	return c, nil
 }
 
-// pods adds where the pods of an account call from.
-func (c *caller) pods(list []*source.Pod) {
+// pods adds where the pods of an account call from. Where the identity itself
+// was named it is taken as proven, whatever the pods are.
+func (c *caller) pods(list []*source.Pod, named bool) {
 	bare := 0
 	for _, p := range list {
 		if p.HostNetwork || !p.Meshed {
@@ -120,9 +124,14 @@ func (c *caller) pods(list []*source.Pod) {
 	c.addrs = slices.Compact(c.addrs)
 	switch {
 	case len(list) == 0:
-		c.notes = append(c.notes, "no pod runs as this account: its address is not known, and rules with cidrs are taken not to match (--address says one)")
+		c.notes = append(c.notes, unknownAddress)
+	case bare == len(list) && named:
+		c.notes = append(c.notes, "no pod of this account has a sidecar: as they are, they prove no identity")
+	case bare == len(list):
+		c.id = spiffeid.ID{}
+		c.notes = append(c.notes, "no pod of this account has a sidecar: it speaks plaintext and proves no identity")
 	case bare > 0:
-		c.notes = append(c.notes, fmt.Sprintf("%d of the caller's %s no sidecar and speak plaintext: ask for those with --plaintext", bare, count(len(list), "pod")+" have"))
+		c.notes = append(c.notes, fmt.Sprintf("%d of the %d pods of this account have no sidecar and speak plaintext: --plaintext asks for those", bare, len(list)))
 	}
 }
 
@@ -180,6 +189,7 @@ func (e *Explainer) absent(kind, ns, name string) error {
 	switch {
 	case len(elsewhere) > 0:
 		slices.Sort(elsewhere)
+		elsewhere = slices.Compact(elsewhere)
 		return fmt.Errorf("there is no %s %s/%s, but one in %s", kind, ns, name, some(elsewhere))
 	case !spaces[ns]:
 		var all []string
