@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/heddle-mesh/heddle/e2e/cluster/cell"
@@ -40,6 +41,7 @@ type session struct {
 	cell    *cell.Cell
 	cluster kind.Cluster
 	tests   []folder
+	jaeger  string // folder of its program
 }
 
 func newSession(out io.Writer, o options) *session {
@@ -115,11 +117,11 @@ func (s *session) look(ctx context.Context) (err error) {
 func (s *session) up(ctx context.Context) error {
 	end := s.phases.begin("programs and node image")
 	node, err := s.nodeImage(ctx)
+	if err == nil {
+		err = s.tools(ctx)
+	}
 	end()
 	if err != nil {
-		return err
-	}
-	if err := s.tools(ctx); err != nil {
 		return err
 	}
 	compiled := make(chan error, 1)
@@ -139,8 +141,11 @@ func (s *session) compile(ctx context.Context) error {
 	return compileTests(ctx, s.tests)
 }
 
-// tools gives the cluster its kubectl, its kind and our CLI.
-func (s *session) tools(ctx context.Context) error {
+// tools gives the cluster its kubectl, its kind and our CLI, and makes Jaeger.
+func (s *session) tools(ctx context.Context) (err error) {
+	if s.jaeger, err = s.build.Build(ctx, programs.JaegerSet); err != nil {
+		return err
+	}
 	for _, set := range []programs.Set{programs.Kubectl, programs.Kind} {
 		dir, err := s.build.Build(ctx, set)
 		if err != nil {
@@ -162,9 +167,12 @@ func (s *session) nodes(ctx context.Context, node kind.NodeImage) error {
 	}
 	defer lock.Close() // the cell has a copy
 	images := filepath.Join(slot, "images")
-	if err := s.archive(ctx, images); err != nil {
+	if err := os.MkdirAll(images, 0o755); err != nil {
 		return err
 	}
+	archived := sync.OnceValue(func() error { return s.archive(images) })
+	go archived()    // it takes a while: meanwhile the nodes come up
+	defer archived() // it writes where another run may, once we let go
 	s.cell, err = cell.Start(ctx, cell.Config{Dir: s.dir, Data: filepath.Join(slot, "docker"), Hold: []*os.File{lock}})
 	if err != nil {
 		return err
@@ -180,7 +188,12 @@ func (s *session) nodes(ctx context.Context, node kind.NodeImage) error {
 	}{
 		{"kind create cluster", func() error { return s.cluster.Create(ctx, node, images) }},
 		{"pod network", func() error { return s.cluster.Network(ctx) }},
-		{"images into the nodes", func() error { return s.cluster.Load(ctx, archive) }},
+		{"images into the nodes", func() error {
+			if err := archived(); err != nil {
+				return err
+			}
+			return s.cluster.Load(ctx, archive)
+		}},
 		{"nodes ready", func() error { return s.cluster.Ready(ctx) }},
 	} {
 		end := s.phases.begin(step.name)
@@ -195,16 +208,9 @@ func (s *session) nodes(ctx context.Context, node kind.NodeImage) error {
 }
 
 // archive writes the images of ours into the folder that all nodes see.
-func (s *session) archive(ctx context.Context, dir string) error {
-	jaeger, err := s.build.Build(ctx, programs.JaegerSet)
+func (s *session) archive(dir string) error {
+	images, names, err := testImages(s.bin, s.jaeger)
 	if err != nil {
-		return err
-	}
-	images, names, err := testImages(s.bin, jaeger)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	if err := writeArchive(filepath.Join(dir, archive), images...); err != nil {

@@ -47,15 +47,17 @@ func TestRollingRestartLosesNothing(t *testing.T) {
 	if len(v.Clients) < 2*loads || len(v.Servers) < 2*tills {
 		t.Errorf("%d clients and %d servers took part: the restarts did not happen under load", len(v.Clients), len(v.Servers))
 	}
-	if want := int(v.Took.Seconds() * loads * rate * 0.8); v.Begun < want {
+	// A ticker leaves ticks out on a busy machine; half of them is a load still.
+	if want := int(v.Took.Seconds() * loads * rate * 0.5); v.Begun < want {
 		t.Errorf("%d requests in %v, want %d at least: the load was not steady", v.Begun, v.Took, want)
 	}
 
 	t.Run("a forced failure is seen", func(t *testing.T) { forced(t, p) })
 }
 
-// forced breaks two requests off after they have arrived: those are lost, and
-// the comparison must say so.
+// forced breaks two requests off after they have arrived. A GET on a kept
+// connection may be sent once more (RFC 9110 §9.2.2), so one or two are lost,
+// and the comparison must say so.
 func forced(t *testing.T, p *shop.Place) {
 	begun := time.Now()
 	p.Fault(t, p.Pods(t, "till")[0], "abort=1&n=2")
@@ -71,8 +73,8 @@ func forced(t *testing.T, p *shop.Place) {
 	}
 	v := ledger.Compare(since)
 	err := v.Err()
-	if err == nil || v.Begun-v.Good != 2 || !strings.Contains(err.Error(), "failed at") {
-		t.Errorf("of %d requests two were broken off, and the comparison says %d were good: %v", v.Begun, v.Good, err)
+	if lost := v.Begun - v.Good; err == nil || lost < 1 || lost > 2 || !strings.Contains(err.Error(), "failed at") {
+		t.Errorf("of %d requests two tries were broken off, and the comparison says %d were good: %v", v.Begun, v.Good, err)
 	}
 	t.Log("seen: ", err)
 }

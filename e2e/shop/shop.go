@@ -144,7 +144,7 @@ func (p *Place) TryProbe(ctx context.Context, target string, args ...string) (Se
 func (p *Place) tell(t testing.TB) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), goneLimit)
 	defer cancel()
-	for _, args := range [][]string{{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
+	for _, args := range [][]string{{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp", "--field-selector=type=Warning"}} {
 		out, err := p.TryKubectl(ctx, append([]string{"-n", p.Namespace}, args...)...)
 		t.Log(out, err)
 	}
