@@ -216,6 +216,26 @@ func TestTraceRoots(t *testing.T) {
 		ask(t, conn.(*net.TCPConn), "GET / HTTP/1.1\r\nHost: orders\r\nConnection: close\r\n\r\n")
 		wantTree(t, c, "orders:server 200\n")
 	})
+	t.Run("not for the node's probes", func(t *testing.T) {
+		m := newMesh(t)
+		c := traced(t, m, 1)
+		probed := &wire.InboundPolicy{Mode: wire.MtlsMode_MTLS_MODE_PERMISSIVE, NodeAddresses: [][]byte{{127, 0, 0, 1}}}
+		s := m.serve(serverConfig{policy: probed}, serveHTTP(echo))
+		probed.Probes = []*wire.Probe{{Port: uint32(s.app.Addr().(*net.TCPAddr).Port), Path: "/healthz"}}
+		s.in.SetPolicy(compile(probed))
+		for _, path := range []string{"/healthz", "/healthz", "/other"} {
+			conn, err := net.Dial("tcp", s.front)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			ask(t, conn.(*net.TCPConn), "GET "+path+" HTTP/1.1\r\nHost: orders\r\nConnection: close\r\n\r\n")
+		}
+		wantTree(t, c, "orders:server 200\n")
+		if path := c.Spans()[0].Attr("url.path"); path != "/other" {
+			t.Errorf("a span of %s", path)
+		}
+	})
 	t.Run("refused before any attempt", func(t *testing.T) {
 		m := newMesh(t)
 		c := traced(t, m, 1)

@@ -107,6 +107,12 @@ func (c *Compiled) judge(who Caller, req Request) Decision {
 	return d
 }
 
+// Probed tells whether a caller may be the node, probing this port, or with a
+// Path this very path. c may be nil.
+func (c *Compiled) Probed(who Caller, req Request) bool {
+	return c != nil && who.ID.IsZero() && c.probed(who.Addr.Unmap().WithZone(""), req)
+}
+
 // probed: the node may probe this port, or this very path.
 func (c *Compiled) probed(addr netip.Addr, req Request) bool {
 	if !slices.Contains(c.nodes, addr) {

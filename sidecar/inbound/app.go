@@ -170,8 +170,10 @@ var (
 
 // Open lets a request in and gives a connection for it (http1.Backend).
 func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*http1.Conn, error) {
-	s.trace.Begin(req)
-	s.trace.Start(trace.Hop{Peer: s.who.ID.String(), Addr: netip.AddrPortFrom(s.who.Addr, 0)})
+	if !s.isProbe(req) {
+		s.trace.Begin(req)
+		s.trace.Start(trace.Hop{Peer: s.who.ID.String(), Addr: netip.AddrPortFrom(s.who.Addr, 0)})
+	}
 	if s.probe || s.judged != s.p.policy.Load() {
 		path := ""
 		if s.probe {
@@ -195,6 +197,16 @@ func (s *session) Open(ctx context.Context, req *http1.Head, try http1.Try) (*ht
 	}
 	c.Fields = s.trace.Fields()
 	return c, nil
+}
+
+// isProbe tells the node's probes, of which nobody wants a trace each second.
+func (s *session) isProbe(req *http1.Head) bool {
+	c, at := s.p.policy.Load(), policy.Request{Port: s.dst.Port()}
+	if !c.Probed(s.who, at) {
+		return false
+	}
+	at.Path = string(req.Target())
+	return c.Probed(s.who, at)
 }
 
 // Release takes a connection back (http1.Backend).
