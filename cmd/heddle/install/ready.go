@@ -136,7 +136,7 @@ func (i *installer) why(ctx context.Context, p *workload) string {
 		out = append(out, fmt.Sprintf("pod %s: %s", pod.GetName(), i.trouble(ctx, &pod)))
 	}
 	if len(pods) == 0 {
-		out = append(out, "there is no pod of it: "+i.events(ctx, p.name, true))
+		out = append(out, strings.TrimSuffix("there is no pod of it: "+i.events(ctx, p.name, true), ": "))
 	}
 	return strings.Join(out, "\n")
 }
@@ -195,8 +195,9 @@ func (i *installer) askReady(ctx context.Context, pod *cluster.Object) string {
 	for _, p := range ports {
 		if m := asMap(p); m["name"] == "http" {
 			path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%v/proxy/ready", Namespace, pod.GetName(), m["containerPort"])
-			if body, _ := i.c.Fetch(ctx, path, nil); strings.HasPrefix(string(body), "not ready") {
-				return strings.TrimSpace(string(body))
+			body, err := i.c.Fetch(ctx, path, nil)
+			if text := strings.TrimSpace(string(body)); err != nil && text != "" && text[0] != '{' { // a Status is the API server's word, not the program's
+				return text
 			}
 		}
 	}
