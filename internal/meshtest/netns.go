@@ -77,6 +77,21 @@ func NetNS(t testing.TB) *NS {
 	return n
 }
 
+// OpenNS takes a namespace that something else made, by its path.
+func OpenNS(t testing.TB, path string) *NS {
+	t.Helper()
+	h, err := netns.GetFromPath(path)
+	if err != nil {
+		t.Fatalf("open network namespace: %v", err)
+	}
+	n := &NS{t: t, handle: h}
+	t.Cleanup(func() {
+		n.work.Wait()
+		n.handle.Close()
+	})
+	return n
+}
+
 // newNS makes a namespace.
 func newNS() (netns.NsHandle, error) {
 	var (

@@ -98,7 +98,7 @@ func (f *Fabric) addPod(n Node, key string, ips []netip.Addr) error {
 	if err := f.forget(n, ips); err != nil {
 		return err
 	}
-	return f.join(path, f.NodeNetNS(n.Name), "p"+short(key), func(h *netlink.Handle, up netlink.Link) error {
+	if err := f.join(path, f.NodeNetNS(n.Name), "p"+short(key), func(h *netlink.Handle, up netlink.Link) error {
 		for _, ip := range ips {
 			if ip.Is6() && !f.ipv6 {
 				continue
@@ -120,6 +120,25 @@ func (f *Fabric) addPod(n Node, key string, ips []netip.Addr) error {
 			if err := addRoute(h, up, everything(ip), gw); err != nil {
 				return err
 			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return f.hairpin(n, "p"+short(key))
+}
+
+// hairpin lets a pod reach itself by a Service's address, as network plugins
+// do: with br_netfilter the kernel translates on the bridge, and a bridge sends
+// nothing back where it came from unless told.
+func (f *Fabric) hairpin(n Node, port string) error {
+	return f.inside(f.NodeNetNS(n.Name), func(h *netlink.Handle) error {
+		l, err := h.LinkByName(port)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", port, err)
+		}
+		if err := h.LinkSetHairpin(l, true); err != nil {
+			return fmt.Errorf("set hairpin mode of %s: %w", port, err)
 		}
 		return nil
 	})
