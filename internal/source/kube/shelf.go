@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/heddle-mesh/heddle/internal/source"
 	"github.com/heddle-mesh/heddle/internal/source/kube/apiserver"
 )
@@ -212,8 +214,8 @@ func (sh *shelf) failed(err error) {
 	s, now := sh.source, time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if errors.Is(err, context.Canceled) {
-		return // we are ending
+	if errors.Is(err, context.Canceled) || sh.kind.Optional && apierrors.IsNotFound(err) {
+		return // we are ending; or its CRD went, which discovering will see
 	}
 	if sh.since.IsZero() {
 		sh.since = now

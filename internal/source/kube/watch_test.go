@@ -290,6 +290,9 @@ func TestKindsComeAndGo(t *testing.T) {
 		if s.Count("watch accesspolicies") != asked {
 			t.Error("a kind that is gone is still watched")
 		}
+		if strings.Contains(d.log.String(), "cannot watch") {
+			t.Errorf("a CRD that goes is no trouble:\n%s", d.log)
+		}
 		s.Serve("accesspolicies", true)
 		d.within(2*discoverEvery, "both again", func(s *source.Snapshot) bool { return len(s.AccessPolicies) == 2 })
 	})
