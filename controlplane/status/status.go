@@ -7,6 +7,7 @@ package status
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,15 +70,20 @@ func (o *judged) good() {
 	}
 	for _, p := range o.snap.TrafficPolicies {
 		var missing []string
-		found := 0
+		found := map[string]bool{}
 		for _, t := range p.Spec.TargetRefs {
-			if o.snap.Services[source.Key{Namespace: p.Namespace, Name: t.Name}] == nil {
-				missing = append(missing, p.Namespace+"/"+t.Name)
-				continue
+			name := p.Namespace + "/" + t.Name
+			svc := o.snap.Services[source.Key{Namespace: p.Namespace, Name: t.Name}]
+			switch {
+			case svc == nil:
+				missing = append(missing, "there is no Service "+name)
+			case t.Port != nil && !slices.ContainsFunc(svc.Ports, func(sp source.ServicePort) bool { return sp.Port == *t.Port }):
+				missing = append(missing, fmt.Sprintf("Service %s has no port %d", name, *t.Port))
+			default:
+				found[name] = true
 			}
-			found++
 		}
-		accept("TrafficPolicy", p, "in force; "+services(found, missing))
+		accept("TrafficPolicy", p, "in force; "+services(len(found), missing))
 	}
 }
 
@@ -97,22 +103,18 @@ func pods(n access.Selection) string {
 	return s
 }
 
-// listed bounds the names in a message.
+// listed bounds what a message lists.
 const listed = 3
 
 func services(found int, missing []string) string {
 	s := "is for " + count(found, "Service")
-	if len(missing) == 0 {
-		return s
-	}
 	if found == 0 {
 		s = "is for no Service yet"
 	}
-	more := ""
 	if n := len(missing) - listed; n > 0 {
-		missing, more = missing[:listed], fmt.Sprintf(" and %d more", n)
+		missing = append(missing[:listed:listed], fmt.Sprintf("and %d more", n))
 	}
-	return s + "; there is no Service " + strings.Join(missing, ", ") + more
+	return strings.Join(append([]string{s}, missing...), "; ")
 }
 
 func count(n int, what string) string {

@@ -69,7 +69,7 @@ spec: {selector: {app: web}, rules: [{action: alow}]}
 apiVersion: heddle.dev/v1alpha1
 kind: TrafficPolicy
 metadata: {name: web, namespace: shop}
-spec: {targetRefs: [{name: web}, {name: absent}], timeouts: {request: 2s}}
+spec: {targetRefs: [{name: web}, {name: web, port: 80}, {name: web, port: 81}, {name: absent}], timeouts: {request: 2s}}
 ---
 apiVersion: heddle.dev/v1alpha1
 kind: TrafficPolicy
@@ -117,7 +117,7 @@ AccessPolicy shop/web: True Accepted: in force; selects 2 pods, 1 of them withou
 MeshConfig default: True Accepted: in force
 MeshConfig other: False Invalid: metadata.name: "other" does not count (only the one named default does); until then it is not in force
 TrafficPolicy shop/typo: False Invalid: spec.targetRefs[0].nam: no such field (correct its name, or take it out); until then it is not in force
-TrafficPolicy shop/web: True Accepted: in force; is for 1 Service; there is no Service shop/absent`
+TrafficPolicy shop/web: True Accepted: in force; is for 1 Service; Service shop/web has no port 81; there is no Service shop/absent`
 	if s := strings.Join(got, "\n"); s != want {
 		t.Errorf("got\n%s\nwant\n%s", s, want)
 	}
