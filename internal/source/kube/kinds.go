@@ -50,17 +50,17 @@ func (s *Source) discovering(ctx context.Context, w *watches) {
 		}
 	}
 	missing := map[string]int{}
-	failing := ""
+	var told time.Time
 	for {
 		served, err := s.served(ctx, optional)
 		again := discoverEvery
 		if err == nil {
-			failing = ""
+			told = time.Time{}
 			s.settle(ctx, w, optional, served, missing)
 		} else {
 			again = askAgain
-			if ctx.Err() == nil && err.Error() != failing {
-				failing = err.Error()
+			if ctx.Err() == nil && time.Since(told) >= tellAgain {
+				told = time.Now()
 				s.log.Warn("cannot ask the API server which kinds it serves", "again_in", again.String(), "error", err)
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -243,22 +242,16 @@ func (sh *shelf) recovered() {
 	}
 }
 
-// away are the kinds that have failed for too long, as one Problem; s.mu is
-// held.
-func (s *Source) away(now time.Time) []source.Problem {
-	var names []string
+// away are the kinds that have failed for too long, each a Problem whose words
+// do not change; s.mu is held.
+func (s *Source) away(now time.Time) (out []source.Problem) {
 	for _, sh := range s.shelves {
 		if !sh.since.IsZero() && now.Sub(sh.since) >= awayAfter {
-			names = append(names, sh.kind.Name)
+			out = append(out, source.Problem{
+				Ref: source.Ref{Kind: "APIServer", Name: s.Host()}, Field: sh.kind.Plural, Err: "cannot be listed or watched",
+				Fix: "what was known before stays in force; the log says why: is the API server up, may this service account list and watch them?",
+			})
 		}
 	}
-	if len(names) == 0 {
-		return nil
-	}
-	slices.Sort(names)
-	return []source.Problem{{
-		Ref: source.Ref{Kind: "APIServer", Name: s.Host()},
-		Err: "cannot list or watch " + strings.Join(names, ", "),
-		Fix: "what was known before stays in force; the log says why: is the API server up, may this service account list and watch these kinds?",
-	}}
+	return out
 }

@@ -124,8 +124,8 @@ func TestAway(t *testing.T) {
 		d := start(t, s)
 		before := d.Snapshot()
 		s.Down()
-		got := d.within(awayAfter+2*time.Second, "the problem", func(s *source.Snapshot) bool { return len(s.Problems) == 1 })
-		if p := got.Problems[0]; p.Ref.String() != "APIServer api" || !strings.Contains(p.Err, "AccessPolicy, ") || p.Fix == "" {
+		got := d.within(awayAfter+2*time.Second, "the problems", func(s *source.Snapshot) bool { return len(s.Problems) == 10 })
+		if p := got.Problems[0].String(); !strings.HasPrefix(p, "APIServer api: accesspolicies: cannot be listed or watched (") {
 			t.Errorf("problem %v", p)
 		}
 		if got.Revision < before.Revision || !hasPod("a")(got) || len(got.AccessPolicies) != 1 {
@@ -250,7 +250,7 @@ func TestForbidden(t *testing.T) {
 			s.Refuse("accesspolicies", code)
 			s.Cut()
 			got := d.until("the problem", func(s *source.Snapshot) bool { return len(s.Problems) == 1 })
-			if len(got.AccessPolicies) != 1 || got.Problems[0].Err != "cannot list or watch AccessPolicy" {
+			if len(got.AccessPolicies) != 1 || got.Problems[0].Field != "accesspolicies" {
 				t.Errorf("%d: %s", code, show(got))
 			}
 			s.Refuse("accesspolicies", 0)

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -122,8 +123,10 @@ func (c *Client) open(ctx context.Context, q call) (*http.Response, error) {
 		}
 	}
 	resp, err := c.http.Do(req)
-	if err != nil {
-		return nil, err // names method and URL
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return nil, fmt.Errorf("%s %s: %w", q.method, q.path, u.Err) // without the query, which says little to people
+	} else if err != nil {
+		return nil, err
 	}
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, nil
