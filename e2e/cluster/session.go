@@ -59,7 +59,7 @@ func (s *session) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, s.leave(ctx, err))
+		err = errors.Join(err, s.leave(ctx))
 		s.phases.print(s.out, time.Since(start))
 	}()
 	if err := s.up(ctx); err != nil {
@@ -229,7 +229,7 @@ Then:
 `
 
 // leave takes the cluster away, or leaves it where it was asked to.
-func (s *session) leave(ctx context.Context, failed error) error {
+func (s *session) leave(ctx context.Context) error {
 	defer s.phases.begin("taking it away")()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 	defer cancel()
@@ -240,10 +240,8 @@ func (s *session) leave(ctx context.Context, failed error) error {
 		fmt.Fprintf(s.out, lookAround, s.dir.Path(""), s.dir.ID())
 		return s.cell.Keep()
 	}
-	var errs []error
-	if failed == nil {
-		errs = append(errs, s.cluster.Delete(ctx))
+	if err := s.cluster.Delete(ctx); err != nil {
+		s.say("the nodes' disks are left for the next run to remove: %v", err)
 	}
-	errs = append(errs, s.cell.Stop(ctx), s.dir.Remove())
-	return errors.Join(errs...)
+	return errors.Join(s.cell.End(), s.dir.Remove())
 }

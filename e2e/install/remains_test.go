@@ -37,7 +37,7 @@ func look(t *testing.T, c *client.Cluster) state {
 			"tables": "nft list tables; iptables-save 2>/dev/null | grep -i heddle; ip6tables-save 2>/dev/null | grep -i heddle; true",
 			"links":  "ip -o link show type dummy; ip rule; ip -6 rule",
 			"files":  "find / -xdev -iname '*heddle*' -not -path '/proc/*' -not -path '/sys/*' -not -path '/var/lib/containerd/*' -not -path '/run/containerd/*' -not -path '/var/log/*' -not -path '/var/lib/kubelet/pods/*' -not -path '/var/tmp/heddle-e2e*'; find /run /var/lib/heddle /var/run -iname '*heddle*' -not -path '*containerd*' 2>/dev/null; true",
-			"sysctl": "sysctl -a 2>/dev/null | grep -E 'route_localnet|nf_conntrack_tcp_be_liberal|all.forwarding|ip_forward |bridge-nf' | sort; true",
+			"sysctl": "sysctl -a 2>/dev/null | grep -E 'conf.(all|default).(route_localnet|forwarding|rp_filter)|nf_conntrack_tcp_be_liberal|ip_forward |bridge-nf' | sort; true",
 		} {
 			s[node+" "+what] = lines(c.OnNode(t, node, "sh", "-c", script))
 		}

@@ -274,6 +274,7 @@ func TestPolicy(t *testing.T) {
 	t.Run("deny wins", func(t *testing.T) { testDenyWins(t, url, tcp) })
 	t.Run("broken", func(t *testing.T) { testBroken(t, url) })
 	t.Run("open connections", func(t *testing.T) { testOpen(t, url, tcp) })
+	t.Run("commands", func(t *testing.T) { testCommands(t, url, tcp) })
 }
 
 // Strict refuses plaintext, whoever sends it but the node's probes; permissive

@@ -29,8 +29,6 @@ const (
 	// upLimit is for dockerd to answer; it takes a second, more where it has
 	// containers of a killed run to forget.
 	upLimit = 60 * time.Second
-	// downLimit is for dockerd to end by itself before its cell is killed.
-	downLimit = 20 * time.Second
 	// look is how often a start or an end is looked for.
 	look = 50 * time.Millisecond
 )
@@ -58,7 +56,7 @@ func Start(ctx context.Context, cfg Config) (*Cell, error) {
 		return nil, fmt.Errorf("start a cell: %w", err)
 	}
 	if err := c.awaitDocker(ctx); err != nil {
-		return nil, errors.Join(err, c.Stop(context.WithoutCancel(ctx)))
+		return nil, errors.Join(err, c.End())
 	}
 	return c, cfg.Dir.writeEnter(c.pid)
 }
@@ -91,7 +89,7 @@ func (cfg Config) launch() (*Cell, error) {
 	c := &Cell{dir: cfg.Dir, pid: cmd.Process.Pid, lifeline: ours, ended: make(chan error, 1)}
 	go func() { c.ended <- cmd.Wait() }()
 	if err := cfg.Dir.record(c.pid, false); err != nil {
-		return nil, errors.Join(err, c.Stop(context.Background()))
+		return nil, errors.Join(err, c.End())
 	}
 	return c, nil
 }
@@ -164,21 +162,20 @@ func (c *Cell) Keep() error {
 	return err
 }
 
-// Stop ends the cell: dockerd by itself, if it does so in time.
-func (c *Cell) Stop(ctx context.Context) error {
+// End ends the cell and waits until all of it has ended. What dockerd should
+// forget, it is told before: it is not asked to end, since what it leaves must
+// be fit for the next one anyway when a run was killed.
+func (c *Cell) End() error {
 	defer c.lifeline.Close()
-	_ = syscall.Kill(c.pid, syscall.SIGTERM) // our child, not waited for yet: it is no other process
-	late := time.NewTimer(downLimit)
+	_ = syscall.Kill(c.pid, syscall.SIGKILL) // our child, not waited for yet: it is no other process
+	late := time.NewTimer(goneLimit)
 	defer late.Stop()
 	select {
 	case <-c.ended:
 		return nil
 	case <-late.C:
-	case <-ctx.Done():
+		return fmt.Errorf("cell %s: killed, and not gone after %v", c.dir.ID(), goneLimit)
 	}
-	_ = syscall.Kill(c.pid, syscall.SIGKILL)
-	<-c.ended
-	return nil
 }
 
 // write writes dockerd's configuration, and our own program for the cell to

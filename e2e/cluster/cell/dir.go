@@ -100,14 +100,14 @@ func (d *Dir) Remove() error {
 
 // wipe takes away what a cell leaves behind.
 func (d *Dir) wipe() error {
-	removeCgroups(d.cgroup())
+	removeCgroups(cellCgroups(d.ID()))
 	if err := os.RemoveAll(d.path); err != nil {
 		return fmt.Errorf("remove a run folder: %w", err)
 	}
 	return nil
 }
 
-func (d *Dir) cgroup() string { return "/heddle-e2e-" + d.ID() }
+func (d *Dir) cgroup() string { return cgroupPrefix + d.ID() }
 
 // record writes who owns the folder and which process is its cell.
 func (d *Dir) record(cell int, kept bool) error {
@@ -239,12 +239,24 @@ func tryLock(path string) (*os.File, bool, error) {
 	return nil, false, err
 }
 
-// removeCgroups removes the empty cgroups of a cell from every hierarchy.
-// Nothing depends on it: a cgroup that stays is an empty folder.
-func removeCgroups(name string) {
-	const root = "/sys/fs/cgroup"
-	hierarchies, _ := filepath.Glob(root + "/*" + name)
-	for _, top := range append(hierarchies, root+name) {
+// cgroups are mounted here, version 1 one level deeper.
+const (
+	cgroups      = "/sys/fs/cgroup"
+	cgroupPrefix = "/heddle-e2e-"
+)
+
+// cellCgroups are the cgroups of a cell, or of all, in every hierarchy.
+func cellCgroups(id string) []string {
+	one, _ := filepath.Glob(cgroups + "/*" + cgroupPrefix + id)
+	two, _ := filepath.Glob(cgroups + cgroupPrefix + id)
+	return append(one, two...)
+}
+
+// removeCgroups removes empty cgroups. Nothing depends on it: a cgroup that
+// stays, as the kernel may still be busy with it, is an empty folder, and the
+// next Reap tries again.
+func removeCgroups(tops []string) {
+	for _, top := range tops {
 		var all []string
 		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -31,13 +30,6 @@ func Inside(dir, data string) int {
 		fmt.Fprintf(os.Stderr, "cell: start dockerd: %v\n", err)
 		return 1
 	}
-	end := make(chan os.Signal, 1)
-	signal.Notify(end, syscall.SIGTERM)
-	go func() {
-		for range end {
-			_ = syscall.Kill(docker, syscall.SIGTERM)
-		}
-	}()
 	go watchOwner(os.Stdin)
 	return reapUntil(docker)
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -43,6 +44,12 @@ func Reap(runs string) (alive []Found, err error) {
 			continue
 		}
 		errs = append(errs, end(path, s))
+	}
+	for _, top := range cellCgroups("*") {
+		id := strings.TrimPrefix(filepath.Base(top), cgroupPrefix[1:])
+		if _, err := os.Stat(filepath.Join(runs, id)); errors.Is(err, fs.ErrNotExist) && runs == Runs {
+			removeCgroups([]string{top})
+		}
 	}
 	return alive, errors.Join(errs...)
 }

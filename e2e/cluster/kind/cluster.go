@@ -42,14 +42,8 @@ func (c Cluster) Nodes() []string { return slices.Clone(nodes) }
 // Prepare makes dockerd as good as new: containers and volumes of a run that
 // was killed are gone, the node image is there.
 func (c Cluster) Prepare(ctx context.Context, image NodeImage) error {
-	ids, err := c.Cell.Output(ctx, "docker", "ps", "-aq")
-	if err != nil {
+	if err := c.Delete(ctx); err != nil {
 		return err
-	}
-	if old := strings.Fields(ids); len(old) > 0 {
-		if _, err := c.Cell.Output(ctx, append([]string{"docker", "rm", "-f", "-v"}, old...)...); err != nil {
-			return err
-		}
 	}
 	if _, err := c.Cell.Output(ctx, "docker", "image", "inspect", image.Ref); err == nil {
 		return nil
@@ -58,7 +52,7 @@ func (c Cluster) Prepare(ctx context.Context, image NodeImage) error {
 	if _, err := c.Cell.Output(ctx, "docker", "image", "prune", "-af"); err != nil {
 		return err
 	}
-	_, err = c.Cell.Output(ctx, "docker", "load", "-i", image.Tar)
+	_, err := c.Cell.Output(ctx, "docker", "load", "-i", image.Tar)
 	return err
 }
 
@@ -99,9 +93,13 @@ func (c Cluster) Load(ctx context.Context, file string) error {
 	})
 }
 
-// Delete removes the nodes.
+// Delete removes the nodes, as many as there are.
 func (c Cluster) Delete(ctx context.Context) error {
-	_, err := c.Cell.Output(ctx, append([]string{"docker", "rm", "-f", "-v"}, nodes...)...)
+	ids, err := c.Cell.Output(ctx, "docker", "ps", "-aq")
+	if err != nil || ids == "" {
+		return err
+	}
+	_, err = c.Cell.Output(ctx, append([]string{"docker", "rm", "-f", "-v"}, strings.Fields(ids)...)...)
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -45,7 +46,10 @@ const (
 	ringFrame  = 2048 // only has to divide a block: frames of version 3 vary
 	ringRetire = 50   // ms
 	// pollWait bounds how long an ended Capture takes to notice.
-	pollWait        = 100 // ms
+	pollWait = 100 // ms
+	// lastBlocks is how long an ended Capture still takes what was seen before:
+	// blocks come within ringRetire. Traffic may never stop.
+	lastBlocks      = 4 * ringRetire * time.Millisecond
 	maxSnapLen      = 256 << 10
 	defaultMaxBytes = 256 << 20
 )
@@ -117,7 +121,14 @@ func (c *capture) run(ctx context.Context) error {
 	if c.cfg.OnStart != nil {
 		c.cfg.OnStart()
 	}
+	var until time.Time // zero: ctx has not ended
 	for i := 0; ; i = (i + 1) % ringBlocks {
+		if ctx.Err() != nil && until.IsZero() {
+			until = time.Now().Add(lastBlocks)
+		}
+		if !until.IsZero() && time.Now().After(until) {
+			break
+		}
 		block := ring[i*ringBlock : (i+1)*ringBlock]
 		ended, err := c.await(ctx, block)
 		if err != nil {

@@ -380,6 +380,38 @@ func TestCapture(t *testing.T) {
 	}
 }
 
+// A capture ends when it is told to, though the traffic does not.
+func TestCaptureEndsUnderTraffic(t *testing.T) {
+	f := up(t, twoNodes(t, "cape"))
+	a := addPod(t, f, "n1", "a", "10.77.1.10")
+	c, err := Dial(t.Context(), a, "udp", "10.77.1.1:99")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Capture(ctx, CaptureConfig{NetNS: f.NodeNetNS("n1"), Interface: AllInterfaces, File: filepath.Join(t.TempDir(), "x.pcap"), OnStart: cancel})
+		ended <- err
+	}()
+	limit := time.After(10 * time.Second)
+	for {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-limit:
+			t.Fatal("the capture goes on for ever")
+		default:
+			_, _ = c.Write(make([]byte, 1000)) // nobody listens: refusals do not matter
+		}
+	}
+}
+
 // udpPackets reads the pcap back and counts UDP packets to a port.
 func udpPackets(t *testing.T, raw []byte, port uint16) (n int) {
 	t.Helper()
