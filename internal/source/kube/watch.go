@@ -37,10 +37,10 @@ const (
 	maxObject = 8 << 20
 	// retryFirst and retryMax pace the attempts at an API server that is away:
 	// soon enough that nobody waits for us once it is back, and with some
-	// fourteen kinds a few requests a second.
+	// fourteen kinds half a dozen requests a second.
 	retryFirst = 200 * time.Millisecond
-	retryMax   = 5 * time.Second
-	retrySteps = 6 // doublings from retryFirst until beyond retryMax
+	retryMax   = 2 * time.Second
+	retrySteps = 5 // doublings from retryFirst until beyond retryMax
 )
 
 // follow keeps a shelf equal to what the API server has of its kind, until
