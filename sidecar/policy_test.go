@@ -383,3 +383,37 @@ func TestEjectedByConnectFailures(t *testing.T) {
 		return c.entry.Load().Port(80).Ejected() == 1
 	})
 }
+
+// Many callers at once: the ejection comes after the failures that it takes and
+// those that were under way, no later.
+func TestFailingEndpointMeetsMany(t *testing.T) {
+	const workers, failures = 8, 5
+	m := newMesh(t)
+	good, good2, bad := newShop(always(200)), newShop(always(200)), newShop(always(503))
+	c := m.client(nil, http1)
+	retries := gatewayRetries(2)
+	retries.On = []string{"5xx"}
+	c.apply(http1, &wire.TrafficPolicy{
+		Retry:           retries,
+		OutlierEjection: &wire.OutlierEjection{ConsecutiveFailures: failures, BaseEjection: nanos(time.Minute), MaxEjection: nanos(5 * time.Minute), MaxEjectedPercent: 50},
+	}, m.serve(serverConfig{pod: "10.0.0.2:80"}, good.serve).endpoint(), m.serve(serverConfig{pod: "10.0.0.3:80"}, good2.serve).endpoint(),
+		m.serve(serverConfig{pod: "10.0.0.4:80"}, bad.serve).endpoint())
+	var wg sync.WaitGroup
+	for w := range workers {
+		k := c.keep()
+		wg.Go(func() {
+			for i := range 60 {
+				if status, h, err := k.ask("GET", fmt.Sprintf("/%d-%d", w, i), ""); err != nil || status != 200 {
+					t.Errorf("got %d %v %v", status, h, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := bad.total(); n < failures || n > failures+workers {
+		t.Errorf("the failing endpoint served %d requests", n)
+	}
+	if n := good.total() + good2.total(); n != 60*workers {
+		t.Errorf("the good ones served %d requests", n)
+	}
+}
