@@ -1,6 +1,7 @@
-// Package protocol says what a port speaks, by what its Service or pod says of
-// it: the transport, and what runs on it. It looks at no bytes: a port that
-// nothing is said of is looked at by the sidecar. controlplane/state calls it.
+// Package protocol says how a port is spoken to, by what its Service or pod says
+// of it: the transport, what runs on it, and whether a pod's redirect skips it,
+// so that nobody there speaks mTLS. It looks at no bytes: a port that nothing is
+// said of is looked at by the sidecar. controlplane/state calls it.
 package protocol
 
 import (

@@ -288,7 +288,7 @@ func (w *World) endpoint(r *row) *wire.Endpoint {
 func (w *World) describe(e *wire.Endpoint, p *source.Pod) {
 	e.Pod, e.Namespace, e.Workload = p.Name, p.Namespace, workloadName(p)
 	if p.Meshed && !p.HostNetwork {
-		e.Peer = &wire.Peer{Identity: w.identity(p), BypassPorts: bypassPorts(p, e.Ports)}
+		e.Peer = &wire.Peer{Identity: w.identity(p), BypassPorts: protocol.Bypassed(p, e.Ports)}
 	}
 }
 

@@ -76,7 +76,9 @@ var doors = []Door{
 }
 
 // crossTests are the tests that need two towers at once.
-var crossTests = []CrossTest{}
+var crossTests = []CrossTest{
+	{"controlplane/node/nft", "internal/lab/fabric", "rules are proven by real packets between the lab's nodes and pods"},
+}
 
 var binaries = []Binary{
 	{"cmd/heddle-sidecar", "k8s.io", "the sidecar stays small: no Kubernetes types"},

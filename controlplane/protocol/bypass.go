@@ -1,4 +1,4 @@
-package state
+package protocol
 
 import (
 	"slices"
@@ -12,11 +12,11 @@ import (
 // then speak mTLS to the rest and are refused.
 const maxBypass = 1024
 
-// bypassPorts are the inbound ports that a pod's redirect skips, ascending:
+// Bypassed are the inbound ports that a pod's redirect skips, ascending:
 // dialled in plaintext, because nobody there speaks mTLS. Of a Service's
 // endpoint those that it serves, which are few; of a pod's address (none
 // given) all, as far as they may be told.
-func bypassPorts(p *source.Pod, served []uint32) []uint32 {
+func Bypassed(p *source.Pod, served []uint32) []uint32 {
 	var out []uint32
 	admin := redirect.PortRange{First: redirect.AdminPort, Last: redirect.AdminPort} // always left alone, for scrapers
 	for _, r := range append([]redirect.PortRange{admin}, p.SkipInbound...) {
