@@ -37,7 +37,9 @@ type shop struct {
 	answer func(id string, n int) int
 }
 
-func newShop(answer func(id string, n int) int) *shop { return &shop{saw: map[string]int{}, answer: answer} }
+func newShop(answer func(id string, n int) int) *shop {
+	return &shop{saw: map[string]int{}, answer: answer}
+}
 
 func always(status int) func(string, int) int { return func(string, int) int { return status } }
 

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
+	"github.com/heddle-mesh/heddle/sidecar/retry"
 )
 
 const browserHead = "GET /api/v1/orders/42?expand=items HTTP/1.1\r\nHost: orders.shop.svc.cluster.local\r\n" +
@@ -56,10 +58,12 @@ func (b *oneUp) Release(c *Conn, o Outcome) {
 func (b *oneUp) Record(*Exchange) {}
 
 // relayed relays n requests between in-memory connections.
-func relayed(request, answer string, n int) *looped {
+func relayed(request, answer string, n int) *looped { return relayedBy(nil, request, answer, n) }
+
+func relayedBy(plan func() Plan, request, answer string, n int) *looped {
 	down := &looped{text: []byte(request), limit: n}
 	up := &looped{text: []byte(answer), limit: -1}
-	r := NewRelay(NewConn(down, nil), Config{Backend: &oneUp{NewConn(up, nil)}, Client: "10.0.0.7", Guarded: true})
+	r := NewRelay(NewConn(down, nil), Config{Backend: &oneUp{NewConn(up, nil)}, Plan: plan, Client: "10.0.0.7", Guarded: true})
 	r.Serve(context.Background())
 	return down
 }
@@ -111,6 +115,25 @@ func TestNoAllocations(t *testing.T) {
 	})
 	if w := relayed(browserHead, cases[0].answer, 10).wrote; w < 10*1000 {
 		t.Errorf("the client got %d bytes: the test measures nothing", w)
+	}
+}
+
+// Nor under a policy, as long as nothing has to be sent again.
+func TestNoAllocationsUnderPolicy(t *testing.T) {
+	compiled := retry.Compile(&wire.Retry{Attempts: 3, On: []string{"5xx", "reset"}, PerTryTimeout: &wire.Duration{Nanos: 1e9}, MaxBodyBytes: 1 << 16,
+		BudgetRatio: 0.2, BudgetMinPerSecond: 10})
+	budget := retry.NewBudget()
+	plan := func() Plan { return Plan{Rule: compiled, Budget: budget, Timeout: time.Minute} }
+	for _, tt := range cases {
+		if tt.name == "post" {
+			continue
+		}
+		relayedBy(plan, tt.request, tt.answer, 100)
+		few := testing.AllocsPerRun(5, func() { relayedBy(plan, tt.request, tt.answer, 1) })
+		many := testing.AllocsPerRun(5, func() { relayedBy(plan, tt.request, tt.answer, 1001) })
+		if extra := many - few; extra > perThousand {
+			t.Errorf("%s: 1000 requests more allocate %v times", tt.name, extra)
+		}
 	}
 }
 
