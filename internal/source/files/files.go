@@ -262,7 +262,7 @@ func (w *watcher) publish() {
 	prev := w.Snapshot()
 	next := assemble(prev, w.folder.versions())
 	next.Problems = append(next.Problems, w.folder.problems...)
-	tidy(next)
+	next.Tidy() // sorts only: maps may be those of prev by now
 	next.Revision = w.revision(prev, !equal(prev, next))
 	if prev != nil && next.Revision == prev.Revision {
 		return
