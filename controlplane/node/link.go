@@ -40,12 +40,14 @@ type link struct {
 	kept *pb.Update
 	td   spiffeid.TrustDomain
 
-	mu     sync.Mutex
-	client *control.Client[struct{}] // nil: the roots are not known yet
-	roots  []*x509.Certificate       // as last published
+	asking sync.Mutex          // held while the API server is asked, which may take long
+	roots  []*x509.Certificate // as last published
 	pods   []netip.AddrPort
 	asked  time.Time
-	err    error // of the last attempt to find it
+
+	mu     sync.Mutex
+	client *control.Client[struct{}] // nil: the roots are not known yet
+	err    error                     // why not
 }
 
 func newLink(a *agent, kept *pb.Update) *link {
@@ -57,9 +59,7 @@ func (l *link) run(ctx context.Context) error {
 	for wait := rootsFirst; ; wait = min(2*wait, rootsLast) {
 		roots, err := l.a.finder.Roots(ctx)
 		if err == nil {
-			l.mu.Lock()
 			l.roots = roots
-			l.mu.Unlock()
 			break
 		}
 		if ctx.Err() != nil {
@@ -113,8 +113,8 @@ func (l *link) dial(ctx context.Context, _ string) (net.Conn, error) {
 // find gives the control plane's pods. If the API server cannot be asked, by
 // what the control plane itself told last.
 func (l *link) find(ctx context.Context) ([]netip.AddrPort, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.asking.Lock()
+	defer l.asking.Unlock()
 	if time.Since(l.asked) < askAgain && len(l.pods) > 0 {
 		return slices.Clone(l.pods), nil
 	}
@@ -132,7 +132,7 @@ func (l *link) find(ctx context.Context) ([]netip.AddrPort, error) {
 }
 
 // renewRoots takes newly published roots: the ones we trust may have gone with
-// a control plane that we have not met since. The caller holds mu.
+// a control plane that we have not met since. The caller holds asking.
 func (l *link) renewRoots(ctx context.Context) {
 	roots, err := l.a.finder.Roots(ctx)
 	if err != nil || slices.EqualFunc(roots, l.roots, (*x509.Certificate).Equal) {

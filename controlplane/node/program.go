@@ -65,6 +65,7 @@ func (a *agent) program(ctx context.Context) error {
 			deep := now.Sub(since) >= thorough
 			if deep {
 				since = now
+				p.save() // if it failed before
 			}
 			p.look(deep, retry)
 		}
