@@ -15,7 +15,6 @@ import (
 	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/source"
 	"github.com/heddle-mesh/heddle/internal/source/files"
-	"github.com/heddle-mesh/heddle/internal/source/kube"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
@@ -78,7 +77,7 @@ func parse(args []string, stdout, stderr io.Writer) (*controlplane.Config, error
 		cfg.Source = files.New(files.Config{Dir: dir, Log: cfg.Log})
 		return &cfg, nil
 	}
-	if cfg.Source, err = kube.New(kube.Config{Kubeconfig: *kubeconfig, Log: cfg.Log}); err != nil {
+	if cfg.Source, err = openKube(*kubeconfig, cfg.Log); err != nil {
 		return nil, err
 	}
 	return &cfg, nil

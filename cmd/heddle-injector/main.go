@@ -15,7 +15,6 @@ import (
 	"github.com/heddle-mesh/heddle/injector/webhook"
 	"github.com/heddle-mesh/heddle/internal/run"
 	"github.com/heddle-mesh/heddle/internal/source/files"
-	"github.com/heddle-mesh/heddle/internal/source/kube"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
@@ -97,22 +96,19 @@ func flags(s *settings, stderr io.Writer) *flag.FlagSet {
 	return fs
 }
 
-// watched are the kinds that decide about a pod.
-var watched = []string{"Namespace", "Node", "ServiceCIDR", "MeshConfig"}
-
 // world opens the source; who has none of Kubernetes cannot ask it for things.
 func (s *settings) world() error {
 	dir, isFiles := strings.CutPrefix(s.source, "files:")
 	switch {
 	case s.source == "kube":
-		src, err := kube.New(kube.Config{Kubeconfig: s.kubeconfig, Only: watched, Log: s.cfg.Log})
+		src, publish, err := openKube(s.kubeconfig, s.cfg.Log)
 		if err != nil {
 			return fmt.Errorf("--source=kube: %w", err)
 		}
 		s.cfg.Source = src
 		if name := s.webhook; name != "" {
 			s.cfg.Certificate.Publish = func(ctx context.Context, roots []byte) error {
-				return src.SetCABundle(ctx, name, roots)
+				return publish(ctx, name, roots)
 			}
 		}
 	case !isFiles || dir == "":

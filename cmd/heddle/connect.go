@@ -1,3 +1,5 @@
+//go:build !nokube
+
 package main
 
 import (
@@ -6,7 +8,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/heddle-mesh/heddle/cmd/heddle/cluster"
+	"github.com/heddle-mesh/heddle/cmd/heddle/policy"
 )
+
+// clusterCommands are those that link the Kubernetes client and Helm's engine.
+func clusterCommands() []*cobra.Command {
+	return []*cobra.Command{newInstall(), newUninstall(), newRender(), policy.New(clusterFlags)}
+}
 
 // clusterFlags gives a command, and all below it, the flags that say which
 // cluster; what it returns connects. Warnings of the API server go to standard
