@@ -122,7 +122,11 @@ func (a *applying) dry(ctx context.Context, list []*given) error {
 
 // all puts every object in place, then waits for all of them.
 func (a *applying) all(ctx context.Context, list []*given) error {
-	var done []*given
+	type put struct {
+		ref source.Ref
+		place.Done
+	}
+	var done []put
 	failed := 0
 	began := time.Now()
 	for _, g := range list {
@@ -132,16 +136,16 @@ func (a *applying) all(ctx context.Context, list []*given) error {
 			fmt.Fprintf(a.notes, "%s: %v\n", g.ref, err)
 			continue
 		}
-		done = append(done, g)
-		fmt.Fprintf(a.out, "%s %s\n", g.ref, did)
+		done = append(done, put{g.ref, did})
+		fmt.Fprintf(a.out, "%s %s\n", g.ref, did.What)
 	}
 	if a.wait > 0 {
 		ctx, cancel := context.WithTimeoutCause(ctx, a.wait, errNoWord)
 		defer cancel()
-		for _, g := range done {
-			if err := a.await(ctx, g.ref, began); err != nil {
+		for _, p := range done {
+			if err := a.await(ctx, p.ref, p.Generation, began); err != nil {
 				failed++
-				fmt.Fprintf(a.notes, "%s: %v\n", g.ref, err)
+				fmt.Fprintf(a.notes, "%s: %v\n", p.ref, err)
 			}
 		}
 	}
@@ -153,8 +157,9 @@ func (a *applying) all(ctx context.Context, list []*given) error {
 
 var errNoWord = errors.New("no word from the control plane yet (is it up? see heddle policy get; --wait gives it longer)")
 
-// await waits until the control plane has judged the object as it stands.
-func (a *applying) await(ctx context.Context, ref source.Ref, began time.Time) error {
+// await waits until the control plane has judged the object, in the generation
+// that was put; 0: as it stands.
+func (a *applying) await(ctx context.Context, ref source.Ref, generation int64, began time.Time) error {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
 	for {
@@ -162,10 +167,10 @@ func (a *applying) await(ctx context.Context, ref source.Ref, began time.Time) e
 		if err != nil && ctx.Err() == nil {
 			return err
 		}
-		if err == nil && s == nil {
+		if s == nil && err == nil && generation == 0 {
 			return errors.New("is not there any more: somebody took it away")
 		}
-		if s != nil {
+		if s != nil && (generation == 0 || s.Generation == generation) {
 			if c, ok := s.Accepted(); ok {
 				if c.Status != "True" {
 					return fmt.Errorf("put in place, but not accepted: %s", c.Message)

@@ -167,35 +167,42 @@ func IsManifest(name string) bool {
 
 // Put replaces the document of the object where one stands, and else makes a
 // file of its own for it. Readers see the old file or the new one.
-func (p *folder) Put(_ context.Context, ref source.Ref, js []byte) (string, error) {
+func (p *folder) Put(_ context.Context, ref source.Ref, js []byte) (Done, error) {
 	if p.manifests == "" {
-		return "", errors.New("the lab reads single files of manifests, no folder to write to: edit them, or start the lab with -f FOLDER")
+		return Done{}, errors.New("the lab reads single files of manifests, no folder to write to: edit them, or start the lab with -f FOLDER")
 	}
 	text, err := yaml.JSONToYAML(js)
 	if err != nil {
-		return "", err
+		return Done{}, fmt.Errorf("write %s: %w", ref, err)
+	}
+	var done Done
+	for _, o := range manifest.Read("", text).Objects {
+		done.Generation = generation(o)
 	}
 	at, err := find(p.manifests, ref, js)
 	if err != nil {
-		return "", err
+		return Done{}, err
 	}
 	switch {
 	case len(at) > 1:
-		return "", fmt.Errorf("stands in %s and in %s: keep one of the two", at[0].path, at[1].path)
+		return Done{}, fmt.Errorf("stands in %s and in %s: keep one of the two", at[0].path, at[1].path)
 	case len(at) == 0:
 		name := strings.ToLower(ref.Kind) + "." + ref.Namespace + "." + ref.Name + ".yaml"
-		return "created", replaceFile(filepath.Join(p.manifests, strings.Replace(name, "..", ".", 1)), text)
+		done.What = "created"
+		return done, replaceFile(filepath.Join(p.manifests, strings.Replace(name, "..", ".", 1)), text)
 	case at[0].same:
-		return "unchanged", nil
+		done.What = "unchanged"
+		return done, nil
 	case !at[0].alone:
-		return "", fmt.Errorf("stands in a list in %s: edit it there", at[0].path)
+		return Done{}, fmt.Errorf("stands in a list in %s: edit it there", at[0].path)
 	}
 	docs := at[0].docs
 	if strings.HasPrefix(docs[at[0].number], "---") {
 		text = append([]byte("---\n"), text...)
 	}
 	docs[at[0].number] = string(text)
-	return "configured", replaceFile(at[0].path, []byte(strings.Join(docs, "")))
+	done.What = "configured"
+	return done, replaceFile(at[0].path, []byte(strings.Join(docs, "")))
 }
 
 // spot is a document that holds an object.

@@ -142,11 +142,11 @@ func (p *inCluster) One(ctx context.Context, ref source.Ref) (*Object, error) {
 	return ofObject(o)
 }
 
-func (p *inCluster) Put(ctx context.Context, ref source.Ref, text []byte) (string, error) {
+func (p *inCluster) Put(ctx context.Context, ref source.Ref, text []byte) (Done, error) {
 	o := &cluster.Object{}
 	if err := o.UnmarshalJSON(text); err != nil {
-		return "", fmt.Errorf("read %s: %w", ref, err)
+		return Done{}, fmt.Errorf("read %s: %w", ref, err)
 	}
 	did, err := p.c.Apply(ctx, o)
-	return string(did), err
+	return Done{What: string(did)}, err
 }

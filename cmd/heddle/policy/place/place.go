@@ -19,11 +19,17 @@ type Place interface {
 	World(ctx context.Context) (*source.Snapshot, error)
 	// Policies are the objects of our kinds, of one namespace or ("") of all.
 	Policies(ctx context.Context, namespace string) ([]*Object, error)
-	// Put makes the object say what the JSON says, and tells in a word what it
-	// did: created, configured or unchanged.
-	Put(ctx context.Context, ref source.Ref, text []byte) (string, error)
+	// Put makes the object say what the JSON says.
+	Put(ctx context.Context, ref source.Ref, text []byte) (Done, error)
 	// One reads an object with what the control plane says of it; nil: none.
 	One(ctx context.Context, ref source.Ref) (*Object, error)
+}
+
+// Done is what Put did.
+type Done struct {
+	What string // created, configured or unchanged
+	// Generation that One is to show once what was put has arrived; 0: it has.
+	Generation int64
 }
 
 // Object is one of our kinds as it stands.
