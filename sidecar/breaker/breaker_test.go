@@ -11,8 +11,10 @@ import (
 
 func TestLimits(t *testing.T) {
 	var b Breaker
-	if !b.Request(2) || !b.Request(2) || b.Request(2) {
-		t.Error("two requests are under way at most")
+	for i, want := range []bool{true, true, false} {
+		if b.Request(2) != want {
+			t.Errorf("request %d: want %v", i+1, want)
+		}
 	}
 	b.RequestDone()
 	if !b.Request(2) || b.Request(2) {

@@ -1,7 +1,6 @@
 package http1
 
 import (
-	"context"
 	"errors"
 	"os"
 	"time"
@@ -194,21 +193,6 @@ func (r *Relay) unopened(err error) verdict {
 		return verdict{}
 	}
 	return r.retry(r.tries.plan.Rule.On(retry.Connect), retry.Connect)
-}
-
-// pause waits before a retry; false: the client is gone, or we are ending.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 func isLate(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }

@@ -237,24 +237,3 @@ func (c *Conn) Close() error {
 func (c *Conn) Abort() {
 	tunnel.Reset(c.Conn)
 }
-
-// pollNow asks the kernel which of events are there; false: it cannot be asked.
-func pollNow(c net.Conn, events int16) (int16, bool) {
-	t := tunnel.TCP(c)
-	if t == nil {
-		return 0, false
-	}
-	raw, err := t.SyscallConn()
-	if err != nil {
-		return 0, false
-	}
-	var got int16
-	ok := false
-	raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd), Events: events}}
-		if _, err := unix.Poll(p, 0); err == nil {
-			got, ok = p[0].Revents, true
-		}
-	})
-	return got, ok
-}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
+	"github.com/heddle-mesh/heddle/sidecar/retry"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
@@ -19,10 +21,6 @@ const maxStale = 3
 // sidecar said that its application took nothing: a Service scaled from four
 // to one has three of those for the moment until the news has spread.
 const maxUnreached = 5
-
-// ReasonField is the field of an answer that says why a sidecar refused or
-// failed a request; lower case.
-const ReasonField = "x-heddle-reason"
 
 var (
 	faultLate     = &Fault{Status: 504, Reason: telemetry.ReasonUpstreamTimeout, Detail: "no answer in the time that the policy gives"}
@@ -59,7 +57,7 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 				return nil, err
 			}
 		}
-		if !pause(ctx, v.pause) {
+		if !retry.Pause(ctx, v.pause) {
 			return nil, ctx.Err()
 		}
 	}
@@ -126,7 +124,7 @@ func reasonOf(err error) telemetry.Reason {
 // unreached tells whether the endpoint's sidecar says that its application
 // took nothing.
 func (r *Relay) unreached(up *Conn) bool {
-	return r.res.Status == 503 && up.Sidecar && r.res.Says(ReasonField, string(telemetry.ReasonConnectFailed))
+	return r.res.Status == 503 && up.Sidecar && r.res.Says(codec.ReasonField, string(telemetry.ReasonConnectFailed))
 }
 
 // drainAnswer throws the rest of an answer away that is not for the client, if
@@ -315,55 +313,6 @@ func (r *Relay) answerFault(err error) (bool, error) {
 func (r *Relay) answer(f *Fault, keep bool) error {
 	r.x.Reason = f.Reason
 	r.takeOut()
-	o := append(r.out, "HTTP/1.1 "...)
-	o = appendInt(o, f.Status)
-	o = append(append(o, ' '), statusText(f.Status)...)
-	o = append(o, "\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: "...)
-	o = appendInt(o, len("heddle: \n")+len(f.Detail))
-	if !r.c.Quiet {
-		o = append(append(append(append(o, "\r\n"...), ReasonField...), ": "...), f.Reason...)
-	}
-	switch {
-	case !keep:
-		o = append(o, "\r\nConnection: close"...)
-	case r.req.Minor == 0:
-		o = append(o, "\r\nConnection: keep-alive"...)
-	}
-	o = append(o, "\r\n\r\n"...)
-	if !r.req.IsHead() {
-		o = append(append(append(o, "heddle: "...), f.Detail...), '\n')
-	}
-	r.out = o
-	return r.writeDown(o)
-}
-
-func appendInt(b []byte, n int) []byte {
-	if n >= 10 {
-		b = appendInt(b, n/10)
-	}
-	return append(b, byte('0'+n%10))
-}
-
-func statusText(status int) string {
-	switch status {
-	case 400:
-		return "Bad Request"
-	case 403:
-		return "Forbidden"
-	case 408:
-		return "Request Timeout"
-	case 431:
-		return "Request Header Fields Too Large"
-	case 501:
-		return "Not Implemented"
-	case 502:
-		return "Bad Gateway"
-	case 503:
-		return "Service Unavailable"
-	case 504:
-		return "Gateway Timeout"
-	case 505:
-		return "HTTP Version Not Supported"
-	}
-	return "Error"
+	r.out = f.AppendAnswer(r.out, codec.Answer{Quiet: r.c.Quiet, Close: !keep, KeepAlive: r.req.Minor == 0, NoBody: r.req.IsHead()})
+	return r.writeDown(r.out)
 }

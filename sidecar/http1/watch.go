@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
 
 // phase is what a relay is waiting for.
@@ -94,7 +96,7 @@ func (r *Relay) passFIN() {
 	if r.watch.halfClosed.Load() {
 		return
 	}
-	events, ok := pollNow(r.down.Conn, unix.POLLRDHUP)
+	events, ok := tunnel.Poll(r.down.Conn, unix.POLLRDHUP)
 	if !ok || events&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) == 0 {
 		return
 	}

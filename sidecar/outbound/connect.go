@@ -192,7 +192,7 @@ func (s *session) dialAny(ctx context.Context) (net.Conn, error) {
 			s.p.c.Metrics.RetryDenied(serviceName(s.dest), telemetry.ReasonRetryBudget)
 			again = false
 		}
-		if !again || !pause(ctx, rule.Backoff(n)) {
+		if !again || !retry.Pause(ctx, rule.Backoff(n)) {
 			b.Closed()
 			return nil, err
 		}
@@ -232,15 +232,4 @@ func (s *session) dial(ctx context.Context) (net.Conn, error) {
 		s.ep.State.Observe(time.Since(began))
 	}
 	return c, err
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -1,10 +1,11 @@
 // Package retry holds when a request may be sent again: the rule that a
 // policy gives for a destination, and the budget that bounds all retries there.
-// It sends nothing and waits for nothing itself. sidecar/balance compiles rules
+// It sends nothing itself. sidecar/balance compiles rules
 // and keeps budgets; sidecar/http1 and sidecar/outbound ask them.
 package retry
 
 import (
+	"context"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
@@ -180,4 +181,19 @@ func (r *Rule) Backoff(n int) time.Duration {
 		return 0
 	}
 	return rand.N(limit + 1)
+}
+
+// Pause waits before a retry; false: ctx has ended.
+func Pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

@@ -1,4 +1,4 @@
-package v1alpha1
+package manifest
 
 import (
 	"strings"
@@ -7,6 +7,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
 )
 
 func TestTrafficPolicyValidate(t *testing.T) {
@@ -35,7 +37,7 @@ func TestTrafficPolicyValidate(t *testing.T) {
 		{"ejection", target + "outlierEjection: {consecutiveFailures: 0, baseEjection: 10m, maxEjectedPercent: 101}", "spec.outlierEjection.consecutiveFailures: 0 is out of bounds|spec.outlierEjection.maxEjection: 5m0s is below the base, 10m0s|spec.outlierEjection.maxEjectedPercent: 101 is out of bounds"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var p TrafficPolicy
+			var p v1alpha1.TrafficPolicy
 			if err := yaml.UnmarshalStrict([]byte(tt.spec), &p.Spec); err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +62,7 @@ func FuzzTrafficPolicyValidate(f *testing.F) {
 	f.Add(`{"targetRefs":[{"name":"a","port":80}],"circuitBreaker":{"maxConnections":1},"timeouts":{"request":"-1s"}}`)
 	f.Add(`{"outlierEjection":{"maxEjectedPercent":4294967295,"baseEjection":"9999h"}}`)
 	f.Fuzz(func(t *testing.T, spec string) {
-		p := TrafficPolicy{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+		p := v1alpha1.TrafficPolicy{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 		if yaml.Unmarshal([]byte(spec), &p.Spec) != nil || len(p.Validate()) > 0 {
 			return
 		}
