@@ -76,7 +76,7 @@ func (s *scene) retryAndEjection(t *testing.T) {
 	now := time.Now()
 	s.some(t, now, "shows the failing replica", refused(503, ""))
 
-	const retry = "  retry: {attempts: 2, when: [5xx], backoff: {base: 5ms, max: 20ms}, budget: {ratio: 0.5, minPerSecond: 20}}\n"
+	const retry = "  retry: {attempts: 2, when: [5xx], methods: [GET, POST], backoff: {base: 5ms, max: 20ms}, budget: {ratio: 0.5, minPerSecond: 20}}\n"
 	now = s.apply(t, traffic+retry)
 	s.all(t, now, meshed, "is retried", answered)
 	before := s.Served(t, broken)
