@@ -14,7 +14,7 @@ import (
 	"github.com/heddle-mesh/heddle/internal/source"
 )
 
-// Forty of the largest reviews at once: four are in memory at a time, all that
+// Two dozen of the largest reviews at once: four are in memory at a time, all that
 // get a turn are answered, those that wait too long are told so, and ordinary
 // pods never notice.
 func TestFlood(t *testing.T) {
@@ -37,7 +37,7 @@ func TestFlood(t *testing.T) {
 			},
 		})
 		large := body("shop", `{"metadata":{"name":"big","annotations":{"x":"`+strings.Repeat("a", maxBody-1000)+`"}},"spec":{"containers":[{"name":"app"}]}}`)
-		codes := make(chan int, 40)
+		codes := make(chan int, 24)
 		for range cap(codes) {
 			go func() { codes <- post(h, large).Code }()
 		}

@@ -83,7 +83,7 @@ func (v *vault) replica() *Certs {
 // two years, at every look, each serves what the API server trusts at that
 // moment.
 func TestReplicasShare(t *testing.T) {
-	const look = 12 * time.Hour
+	const look = 24 * time.Hour
 	synctest.Test(t, func(t *testing.T) {
 		v := &vault{}
 		replicas := []*Certs{v.replica(), v.replica()}
