@@ -33,6 +33,8 @@ type plane struct {
 	mu    sync.Mutex
 	node  *pb.NodeServices
 	fresh chan struct{}
+	// revision of node; never goes back, whoever asks.
+	revision uint64
 	hello []*pb.Hello
 }
 
@@ -81,9 +83,9 @@ func (p *plane) Stream(ctx context.Context, _ wire.Caller, s wire.Stream) error 
 			return err
 		}
 	}
-	for revision := uint64(1); ; revision++ {
+	for {
 		p.mu.Lock()
-		node, fresh := p.node, p.fresh
+		node, fresh, revision := p.node, p.fresh, p.revision
 		p.mu.Unlock()
 		if err := send(&pb.ControlMessage{Message: &pb.ControlMessage_Update{Update: &pb.Update{
 			Name: "node", Version: wire.Hash(node), Revision: revision, Content: &pb.Update_Node{Node: node}}}}); err != nil {
@@ -102,6 +104,7 @@ func (p *plane) tell(n *pb.NodeServices) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.node = n
+	p.revision++
 	if p.fresh != nil {
 		close(p.fresh)
 	}

@@ -46,7 +46,6 @@ func (b *batch) commit() error {
 		return b.err
 	}
 	b.st.Messages += len(b.messages)
-	b.st.Transactions++
 	list := b.messages
 	b.messages = nil
 	list[len(list)-1].Header.Flags |= netlink.Acknowledge
@@ -59,6 +58,7 @@ func (b *batch) commit() error {
 	if err := send(append(all, border(unix.NFNL_MSG_BATCH_END))); err != nil {
 		return fmt.Errorf("the kernel refused a transaction: %w", err)
 	}
+	b.st.Transactions++
 	return nil
 }
 

@@ -87,7 +87,11 @@ type Table struct {
 	log    *slog.Logger
 	have   *Rules          // in the kernel, as far as we know; nil: not known
 	chains map[string]bool // of keys, in the kernel, wanted or not
-	gen    uint32          // of the kernel's ruleset after our last write
+	// gen is the generation that the kernel's ruleset has if nobody but us wrote
+	// since it was as have says: each transaction adds one. It is not asked for
+	// after a write, or somebody else's write just after ours would be taken for
+	// ours.
+	gen uint32
 }
 
 // New gives a Table that has not looked at the kernel yet.
@@ -103,14 +107,14 @@ func (t *Table) Forget() { t.have = nil }
 func (t *Table) Apply(want *Rules) (Stats, error) {
 	var st Stats
 	err := t.apply(want, &st)
+	t.gen += uint32(st.Transactions)
 	if err != nil {
 		t.have = nil
 		return st, err
 	}
 	t.have = want
 	t.sweep(want)
-	t.gen, err = generation()
-	return st, err
+	return st, nil
 }
 
 // maxBatch bounds a transaction: the kernel holds a lock of all packet filters
@@ -122,6 +126,9 @@ func (t *Table) apply(want *Rules, st *Stats) error {
 	if t.have == nil {
 		var err error
 		st.Full = true
+		if t.gen, err = generation(); err != nil {
+			return err
+		}
 		if t.have, t.chains, err = load(b); err != nil {
 			return err
 		}
@@ -207,6 +214,7 @@ func (t *Table) sweep(want *Rules) {
 			t.log.Debug("chains that are not used any more stay for now", "chains", len(part), "error", err)
 			return
 		}
+		t.gen++
 		for _, name := range part {
 			delete(t.chains, name)
 		}

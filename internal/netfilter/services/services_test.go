@@ -288,6 +288,9 @@ func TestSequenceEqualsFullWrite(t *testing.T) {
 				t.Errorf("seed %d, step %d: %v; the kernel holds\n%s\nfresh it would hold\n%s", seed, i, err, got, fresh[rules])
 				return
 			}
+			if gen, err := generation(); err != nil || gen != table.gen {
+				t.Errorf("seed %d, step %d: generation %d, expected %d: %v", seed, i, gen, table.gen, err)
+			}
 			if meddled, err := table.Meddled(true); meddled || err != nil {
 				t.Errorf("seed %d, step %d: meddled %v, %v", seed, i, meddled, err)
 			}
