@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// upLimit is for dockerd to answer; it takes a second, more where it has
-	// containers of a killed run to forget.
-	upLimit = 60 * time.Second
+	// upLimit is for dockerd to answer; it takes a second or two, on a machine
+	// with other work many more.
+	upLimit = 2 * time.Minute
 	// look is how often a start or an end is looked for.
 	look = 50 * time.Millisecond
 )
@@ -51,6 +51,9 @@ type Cell struct {
 // Start starts a cell and its dockerd, and waits until that answers. The cell
 // ends with this process, unless Keep is called.
 func Start(ctx context.Context, cfg Config) (*Cell, error) {
+	if err := stayDown(cfg.Data); err != nil {
+		return nil, err
+	}
 	c, err := cfg.launch()
 	if err != nil {
 		return nil, fmt.Errorf("start a cell: %w", err)
