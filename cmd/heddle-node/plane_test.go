@@ -35,7 +35,7 @@ type plane struct {
 	fresh chan struct{}
 	// revision of node; never goes back, whoever asks.
 	revision uint64
-	hello []*pb.Hello
+	hello    []*pb.Hello
 }
 
 type public struct {
