@@ -128,7 +128,8 @@ func (s *session) failed(ctx context.Context, ep *balance.Endpoint, err error, d
 	}
 	s.tried.add(ep, false)
 	if s.tried.refused() < maxTries && ctx.Err() == nil && time.Now().Before(deadline) {
-		if next, _ := s.choose(); next != nil || s.awaitNews(ctx) {
+		// Who is refused by policy is so at the next endpoint that appears, too.
+		if next, _ := s.choose(); next != nil || reason != telemetry.ReasonAccessDenied && s.awaitNews(ctx) {
 			return nil
 		}
 	}
