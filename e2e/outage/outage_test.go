@@ -38,6 +38,9 @@ func TestControlPlaneKilledForTwoMinutes(t *testing.T) {
 	in := shop.Open(t, c, "outage", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080/pay", "TILLS", fmt.Sprint(tills), "LOADS", "1", "RATE", fmt.Sprint(rate))
 	in.Add(t, "reader.yaml")
 	in.Ready(t)
+	if s := in.Probe(t, "deployment/reader", "get", "http://till:8080/pay"); !s.OK { // so that it knows the address
+		t.Fatalf("the reader, before the outage: %+v", s)
+	}
 	outside := shop.Open(t, c, "outage-plain", "till.yaml", "INJECT", "disabled", "URL", "http://till:8080/pay", "TILLS", "2", "LOADS", "1", "RATE", fmt.Sprint(rate))
 
 	replicas := strings.TrimSpace(c.Kubectl(t, "-n", client.Namespace, "get", "deployment", "heddle-controlplane", "-o", "jsonpath={.spec.replicas}"))
@@ -114,12 +117,14 @@ spec:
 		t.Errorf("the reader gets %d %s %s: news without a control plane, or an error", s.Status, s.Reason, s.Err)
 	}
 	// The new pod has no identity and waits; every old one serves.
-	ready := c.Kubectl(t, "-n", "outage", "get", "pods", "-l", "app=till", "-o", `jsonpath={range .items[?(@.status.conditions[?(@.type=="Ready")].status=="True")]}{.metadata.name} {end}`)
+	ready := c.Kubectl(t, "-n", "outage", "get", "pods", "-l", "app=till", "-o",
+		`go-template={{range .items}}{{$name := .metadata.name}}{{range .status.conditions}}{{if and (eq .type "Ready") (eq .status "True")}}{{$name}} {{end}}{{end}}{{end}}`)
 	for _, pod := range old {
 		if !strings.Contains(ready, pod) {
 			t.Errorf("%s is not ready, of %v: ready are %s", pod, old, ready)
 		}
 	}
+	t.Logf("while the control plane is away, of %v ready are %s", in.Pods(t, "till"), ready)
 	if all := in.Pods(t, "till"); len(all) == len(old) || len(strings.Fields(ready)) != len(old) {
 		t.Errorf("pods %v, ready %s: want one more that is not ready", all, ready)
 	}
