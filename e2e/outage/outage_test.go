@@ -35,13 +35,13 @@ const (
 func TestControlPlaneKilledForTwoMinutes(t *testing.T) {
 	c := client.Connect(t)
 	c.EnsureHeddle(t)
-	in := shop.Open(t, c, "outage", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080/pay", "TILLS", fmt.Sprint(tills), "LOADS", "1", "RATE", fmt.Sprint(rate))
+	in := shop.Open(t, c, "outage", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080", "TILLS", fmt.Sprint(tills), "LOADS", "1", "RATE", fmt.Sprint(rate))
 	in.Add(t, "reader.yaml")
 	in.Ready(t)
 	if s := in.Probe(t, "deployment/reader", "get", "http://till:8080/pay"); !s.OK { // so that it knows the address
 		t.Fatalf("the reader, before the outage: %+v", s)
 	}
-	outside := shop.Open(t, c, "outage-plain", "till.yaml", "INJECT", "disabled", "URL", "http://till:8080/pay", "TILLS", "2", "LOADS", "1", "RATE", fmt.Sprint(rate))
+	outside := shop.Open(t, c, "outage-plain", "till.yaml", "INJECT", "disabled", "URL", "http://till:8080", "TILLS", "2", "LOADS", "1", "RATE", fmt.Sprint(rate))
 
 	replicas := strings.TrimSpace(c.Kubectl(t, "-n", client.Namespace, "get", "deployment", "heddle-controlplane", "-o", "jsonpath={.spec.replicas}"))
 	comeBack := func(ctx context.Context) error {

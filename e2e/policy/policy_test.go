@@ -41,7 +41,7 @@ const meshed, stranger = "load in the mesh", "load outside"
 func TestPolicyByCLI(t *testing.T) {
 	c := client.Connect(t)
 	c.EnsureHeddle(t)
-	url := "http://till.policed:8080/pay"
+	url := "http://till.policed:8080"
 	s := &scene{Place: shop.Open(t, c, "policed", "till.yaml", "INJECT", "enabled", "TILLS", "3", "LOADS", "1", "RATE", fmt.Sprint(rate), "URL", url)}
 	s.Add(t, "reader.yaml")
 	s.Ready(t)

@@ -28,7 +28,7 @@ const (
 func TestRollingRestartLosesNothing(t *testing.T) {
 	c := client.Connect(t)
 	c.EnsureHeddle(t)
-	p := shop.Open(t, c, "rolled", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080/pay",
+	p := shop.Open(t, c, "rolled", "till.yaml", "INJECT", "enabled", "URL", "http://till:8080",
 		"TILLS", fmt.Sprint(tills), "LOADS", fmt.Sprint(loads), "RATE", fmt.Sprint(rate))
 	shop.Pause(t, around)
 	for _, what := range []string{"deployment/till", "deployment/load"} {

@@ -26,14 +26,15 @@ import (
 )
 
 const (
-	askTime   = 10 * time.Second
-	maxAnswer = 64 << 10
-	maxOpen   = 256        // requests under way at once; more count as failures
-	maxIdle   = 16         // kept connections
-	bodySize  = 1 << 10    // of each second request, which is a POST
-	freshEach = 7          // each such request has a connection of its own
-	keep      = 20_000     // records that can be asked for
-	inside    = "/records" // path of the records
+	askTime    = 10 * time.Second
+	awaitPause = 200 * time.Millisecond // between looks at a server that is not there yet
+	maxAnswer  = 64 << 10
+	maxOpen    = 256        // requests under way at once; more count as failures
+	maxIdle    = 16         // kept connections
+	bodySize   = 1 << 10    // of each second request, which is a POST
+	freshEach  = 7          // each such request has a connection of its own
+	keep       = 20_000     // records that can be asked for
+	inside     = "/records" // path of the records
 )
 
 func main() {
@@ -48,6 +49,7 @@ func run(args []string) error {
 	}
 	fs := flag.NewFlagSet("load", flag.ContinueOnError)
 	url := fs.String("url", "http://till:8080/pay", "where to")
+	health := fs.String("await", "http://till:8080/healthz", "begin when this URL answers 200")
 	rate := fs.Int("rate", 50, "requests a second")
 	dir := fs.String("ledger", "", "folder for the ledger; empty: keep none")
 	tell := fs.String("tell", "127.0.0.1:9900", "address for `load records`")
@@ -70,6 +72,7 @@ func run(args []string) error {
 	s := &http.Server{Addr: *tell, Handler: http.HandlerFunc(l.tell), ReadHeaderTimeout: askTime}
 	told := make(chan error, 1)
 	go func() { told <- s.ListenAndServe() }()
+	l.await(ctx, *health)
 	l.run(ctx, time.Second/time.Duration(max(*rate, 1)))
 	s.Close()
 	if err := <-told; !errors.Is(err, http.ErrServerClosed) {
@@ -84,6 +87,23 @@ type load struct {
 	kept, fresh *http.Client
 	mu          sync.Mutex // guards last
 	last        []ledger.Entry
+}
+
+// await waits for the server to serve: what is not there yet cannot be lost.
+func (l *load) await(ctx context.Context, url string) {
+	for ctx.Err() == nil {
+		resp, err := l.fresh.Get(url)
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(awaitPause):
+		}
+	}
 }
 
 // run starts a request at each tick, whatever became of the earlier ones, and
