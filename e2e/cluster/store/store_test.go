@@ -27,9 +27,10 @@ func TestKey(t *testing.T) {
 		}
 		return k
 	}
+	first := key("go1", base)
 	for range 20 { // maps have no order
-		if key("go1", base) != key("go1", base) {
-			t.Fatal("the same ingredients gave two keys")
+		if got := key("go1", base); got != first {
+			t.Fatalf("the same ingredients gave two keys, %s and %s", first, got)
 		}
 	}
 	for name, other := range map[string]string{
