@@ -46,7 +46,7 @@ spec:
 func TestPurchaseInJaeger(t *testing.T) {
 	c := client.Connect(t)
 	c.EnsureHeddle(t)
-	jaeger := shop.Open(t, c, "jaeger", "jaeger.yaml", "JAEGER", c.Image("jaeger"))
+	jaeger := shop.Open(t, c, "jaeger", "jaeger.yaml", "REFERENCE", c.Image("jaeger"))
 	s := shop.Open(t, c, "traced", "traced.yaml")
 	file := filepath.Join(t.TempDir(), "tracing.yaml")
 	if err := os.WriteFile(file, []byte(settings), 0o644); err != nil {
