@@ -31,7 +31,7 @@ func traced(t *testing.T, m *mesh, ratio float64) *collector.Collector {
 	l := listen(t)
 	c := collector.Serve(t, l)
 	m.tracer = func(service string) *trace.Tracer {
-		e := spans.New(spans.Config{Resource: []spans.Attr{{Key: "service.name", Text: service}}, Log: m.log})
+		e := spans.New(spans.Config{Resource: spans.Resource{Service: service}, Log: m.log})
 		e.SetCollector(l.Addr().String())
 		m.wg.Go(func() { e.Run(m.ctx) })
 		tr := trace.New(e.Offer)

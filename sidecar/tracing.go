@@ -52,32 +52,14 @@ func (s *sidecar) dialCollector(ctx context.Context, address string) (net.Conn, 
 	return nil, err
 }
 
-// resource says whose the spans are, in the words of OpenTelemetry's semantic
-// conventions: the application's, since the sidecar stands in for it.
-func resource(c Config) []spans.Attr {
+// resource says whose the spans are.
+func resource(c Config) spans.Resource {
 	service := c.Service
 	if service == "" {
 		service = workload(c.Pod)
 	}
-	var out []spans.Attr
-	for _, a := range []spans.Attr{
-		{Key: "service.name", Text: service},
-		{Key: "service.namespace", Text: c.Namespace},
-		{Key: "service.version", Text: c.ServiceVersion},
-		{Key: "service.instance.id", Text: c.PodUID},
-		{Key: "k8s.pod.name", Text: c.Pod},
-		{Key: "k8s.pod.uid", Text: c.PodUID},
-		{Key: "k8s.namespace.name", Text: c.Namespace},
-		{Key: "k8s.node.name", Text: c.Node},
-		{Key: "telemetry.sdk.name", Text: "heddle"},
-		{Key: "telemetry.sdk.language", Text: "go"},
-		{Key: "telemetry.sdk.version", Text: c.Version},
-	} {
-		if a.Text != "" {
-			out = append(out, a)
-		}
-	}
-	return out
+	return spans.Resource{Service: service, ServiceVersion: c.ServiceVersion,
+		Namespace: c.Namespace, Pod: c.Pod, PodUID: c.PodUID, Node: c.Node}
 }
 
 // workload takes off a pod's name what Deployments ("-7d9f8b6c5-x2k4q"),

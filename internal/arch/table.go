@@ -45,7 +45,7 @@ var levels = []Level{
 }
 
 var doors = []Door{
-	{"google.golang.org/grpc", []string{"api/wire", "internal/wire", "internal/telemetry/spans", "internal/meshtest/collector"}, false, "grpc stays off the request path and can be replaced in one room; spans leave by it"},
+	{"google.golang.org/grpc", []string{"api/wire", "internal/wire", "internal/telemetry/spans", "internal/meshtest/collector"}, false, "grpc stays off the request path and can be replaced in one room; the SDK's exporter is given dial options"},
 	{"google.golang.org/protobuf", []string{"api/wire", "internal/wire"}, false, "marshalling, cloning and comparing messages has one owner"},
 	{"github.com/spiffe/go-spiffe", []string{"internal/identity", "controlplane/ca"}, false, "certificates live in our own atomic snapshot; its X509Source races on rotation"},
 	{"github.com/spiffe/go-spiffe/v2/spiffeid", nil, true, "a value: an ID that exists is valid"},
@@ -62,8 +62,8 @@ var doors = []Door{
 	{"k8s.io/apimachinery/pkg/apis/meta/v1", []string{"api/v1alpha1", "internal/source", "internal/lab", "injector", "cmd/heddle", "controlplane/status"}, true, "our kinds carry its metadata and conditions, so who writes status, and tests that build them, name it; the sidecar never links it"},
 	{"k8s.io/client-go", []string{"internal/source", "cmd/heddle"}, false, "one room talks to the API server; the CLI finds it by kubeconfig"},
 	{"helm.sh/helm/v4", []string{"cmd/heddle"}, false, "only the CLI renders the chart"},
-	{"go.opentelemetry.io/otel", []string{"internal/telemetry"}, false, "the SDK allocates; what the request path holds is ours"},
-	{"go.opentelemetry.io/proto/otlp", []string{"internal/telemetry/spans", "internal/meshtest/collector", "e2e"}, true, "OTLP's messages; the SDK and its exporter would cost 3 MB of each sidecar"},
+	{"go.opentelemetry.io/otel", []string{"internal/telemetry"}, false, "the SDK allocates; what the request path holds is ours, and its names come from internal/telemetry/spans/key"},
+	{"go.opentelemetry.io/proto/otlp", []string{"internal/meshtest/collector", "e2e"}, true, "OTLP's messages, for collectors of tests; spans leave by the SDK"},
 	{"sigs.k8s.io/yaml", []string{"internal/source", "internal/lab", "internal/meshtest", "injector", "cmd/heddle"}, false, "manifests are read where Kubernetes types are"},
 	{"github.com/miekg/dns", []string{"internal/lab"}, false, "only the lab serves names; the product leaves DNS alone"},
 	{"github.com/spf13/cobra", []string{"cmd/heddle"}, false, "one program has subcommands for people"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
 	"github.com/heddle-mesh/heddle/internal/telemetry/spans"
+	"github.com/heddle-mesh/heddle/internal/telemetry/spans/key"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
 )
 
@@ -46,11 +47,11 @@ func aboutOf(h *http1.Head, w3c bool) *about {
 	// without a route there is only the method.
 	if method := string(h.Method()); methods[method] {
 		a.name = method
-		a.text("http.request.method", method)
+		a.text(key.HTTPMethod, method)
 	} else {
 		a.name = "HTTP"
-		a.text("http.request.method", "_OTHER")
-		a.text("http.request.method_original", method)
+		a.text(key.HTTPMethod, "_OTHER")
+		a.text(key.HTTPMethodOriginal, method)
 	}
 	path := h.Target()
 	if i := bytes.Index(path, []byte("://")); i > 0 && path[0] != '/' {
@@ -65,9 +66,9 @@ func aboutOf(h *http1.Head, w3c bool) *about {
 	if i := bytes.IndexAny(path, "?#"); i >= 0 {
 		path = path[:i] // queries hold secrets
 	}
-	a.text("url.path", string(path))
-	a.text("url.scheme", "http")
-	a.text("network.protocol.version", "1."+strconv.Itoa(h.Minor))
+	a.text(key.URLPath, string(path))
+	a.text(key.URLScheme, "http")
+	a.text(key.NetworkVersion, "1."+strconv.Itoa(h.Minor))
 	a.host(string(h.Host()))
 	return a
 }
@@ -78,24 +79,24 @@ func (a *about) host(host string) {
 	if err != nil {
 		name, port = host, ""
 	}
-	a.text("server.address", name)
+	a.text(key.ServerAddress, name)
 	if n, err := strconv.ParseUint(port, 10, 16); err == nil {
-		a.number("server.port", int64(n))
+		a.number(key.ServerPort, int64(n))
 	}
 }
 
-func (a *about) text(key, text string) { a.attrs = appendText(a.attrs, key, text) }
+func (a *about) text(name, text string) { a.attrs = appendText(a.attrs, name, text) }
 
-func (a *about) number(key string, n int64) {
-	a.attrs = append(a.attrs, spans.Attr{Key: key, Number: n})
+func (a *about) number(name string, n int64) {
+	a.attrs = append(a.attrs, spans.Attr{Key: name, Number: n})
 }
 
 // appendText appends an attribute, unless there is nothing to say.
-func appendText(attrs []spans.Attr, key, text string) []spans.Attr {
+func appendText(attrs []spans.Attr, name, text string) []spans.Attr {
 	if text == "" {
 		return attrs
 	}
-	return append(attrs, spans.Attr{Key: key, Text: text[:min(len(text), maxText)]})
+	return append(attrs, spans.Attr{Key: name, Text: text[:min(len(text), maxText)]})
 }
 
 // Hop says where an attempt goes, or where a request comes from. Texts of
@@ -135,9 +136,9 @@ func (r *Request) Start(to Hop) {
 	a.attempts++
 	s := r.newSpan(time.Now())
 	if to.Addr.IsValid() {
-		s.Attrs = appendText(s.Attrs, "network.peer.address", to.Addr.Addr().String())
+		s.Attrs = appendText(s.Attrs, key.PeerAddress, to.Addr.Addr().String())
 		if to.Addr.Port() != 0 {
-			s.Attrs = append(s.Attrs, spans.Attr{Key: "network.peer.port", Number: int64(to.Addr.Port())})
+			s.Attrs = append(s.Attrs, spans.Attr{Key: key.PeerPort, Number: int64(to.Addr.Port())})
 		}
 	}
 	s.Attrs = appendText(s.Attrs, "heddle.peer", to.Peer)
@@ -145,7 +146,7 @@ func (r *Request) Start(to Hop) {
 	if r.kind == spans.Client {
 		s.Attrs = append(s.Attrs, spans.Attr{Key: "heddle.attempt", Number: int64(a.attempts)})
 		if a.attempts > 1 {
-			s.Attrs = append(s.Attrs, spans.Attr{Key: "http.request.resend_count", Number: int64(a.attempts - 1)})
+			s.Attrs = append(s.Attrs, spans.Attr{Key: key.HTTPResends, Number: int64(a.attempts - 1)})
 			s.Attrs = appendText(s.Attrs, "heddle.retry", a.last)
 		}
 	}
@@ -194,7 +195,7 @@ func (r *Request) End(how Result) {
 	r.span, s.End = nil, time.Now()
 	r.about.last = how.text()
 	if how.Status != 0 {
-		s.Attrs = append(s.Attrs, spans.Attr{Key: "http.response.status_code", Number: int64(how.Status)})
+		s.Attrs = append(s.Attrs, spans.Attr{Key: key.HTTPStatus, Number: int64(how.Status)})
 	}
 	s.Attrs = appendText(s.Attrs, "heddle.reason", string(how.Reason))
 	s.Attrs = appendText(s.Attrs, "heddle.policy", how.Policy)
@@ -205,7 +206,7 @@ func (r *Request) End(how Result) {
 		least = 400
 	}
 	if s.Failed = how.Status == 0 || how.Status >= least || how.Reason != telemetry.ReasonOK; s.Failed {
-		s.Attrs = appendText(s.Attrs, "error.type", how.text())
+		s.Attrs = appendText(s.Attrs, key.ErrorType, how.text())
 		s.Detail = string(how.Reason)
 	}
 	r.tracer.offer(s)

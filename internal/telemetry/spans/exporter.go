@@ -20,13 +20,6 @@ const (
 	maxBatch = 512
 	// batchWait is how long the first span of a batch waits for others.
 	batchWait = time.Second
-	// callTimeout is for one call, connecting included.
-	callTimeout = 5 * time.Second
-	// maxCalls bounds how often one batch is sent; then it is dropped, so that
-	// what is told next is not older than callTimeout times maxCalls.
-	maxCalls = 3
-	// retryWait is the pause before the second call; it doubles.
-	retryWait = 500 * time.Millisecond
 	// flushTimeout bounds what is sent at the end: within what a pod's default
 	// grace of 30 s leaves after draining.
 	flushTimeout = 3 * time.Second
@@ -42,8 +35,7 @@ const (
 
 // Config of an Exporter.
 type Config struct {
-	// Resource says whose the spans are (OTel resource attributes).
-	Resource []Attr
+	Resource Resource
 	// Version of the program, told as that of the instrumentation scope.
 	Version string
 	// Dial connects to the collector's HOST:PORT; nil: a net.Dialer.
@@ -128,14 +120,14 @@ func (e *Exporter) Run(ctx context.Context) error {
 	timer := time.NewTimer(batchWait)
 	timer.Stop()
 	defer timer.Stop()
-	defer func() { e.to.close() }()
+	defer func() { e.to.close(ctx) }()
 	for {
 		select {
 		case <-ctx.Done():
 			e.flush(ctx, batch)
 			return nil
 		case <-e.changed:
-			e.reconnect()
+			e.reconnect(ctx)
 			continue
 		case s := <-e.queue:
 			if batch = append(batch, s); len(batch) == 1 {
@@ -154,15 +146,16 @@ func (e *Exporter) Run(ctx context.Context) error {
 	}
 }
 
-// reconnect takes the newest collector.
-func (e *Exporter) reconnect() {
+// reconnect takes the newest collector. Only while there is one, the SDK's
+// exporter exists.
+func (e *Exporter) reconnect(ctx context.Context) {
 	address := *e.collector.Load()
-	e.to.close()
+	e.to.close(ctx)
 	e.to, e.failing = nil, false
 	if address == "" {
 		return
 	}
-	to, err := connect(address, e.c.Dial)
+	to, err := connect(ctx, address, e.c)
 	if err != nil {
 		e.log.Warn("trace collector cannot be used", "collector", address, "err", err)
 		return
@@ -171,8 +164,8 @@ func (e *Exporter) reconnect() {
 	e.log.Info("spans go to a trace collector", "collector", address)
 }
 
-// send sends a batch, more than once if need be, and counts what became of it;
-// true: it was not decided when ctx ended.
+// send sends a batch and counts what became of it; true: it was not decided
+// when ctx ended.
 func (e *Exporter) send(ctx context.Context, batch []*Span) (left bool) {
 	if len(batch) == 0 {
 		return false
@@ -181,24 +174,13 @@ func (e *Exporter) send(ctx context.Context, batch []*Span) (left bool) {
 		e.drop(dropOff, len(batch))
 		return false
 	}
-	request := e.encode(batch)
-	var err error
-	for call, wait := 0, retryWait; call < maxCalls; call, wait = call+1, 2*wait {
-		if call > 0 && !pause(ctx, wait) {
-			return true
-		}
-		var rejected int
-		var again bool
-		if rejected, again, err = e.to.export(ctx, request); err == nil {
-			e.took(len(batch), rejected)
-			return false
-		}
-		if ctx.Err() != nil {
-			return true
-		}
-		if !again {
-			break
-		}
+	rejected, err := e.to.export(ctx, batch)
+	switch {
+	case err == nil:
+		e.took(len(batch), rejected)
+		return false
+	case ctx.Err() != nil:
+		return true
 	}
 	e.drop(dropFailed, len(batch))
 	if !e.failing {
@@ -216,18 +198,6 @@ func (e *Exporter) took(n, rejected int) {
 		e.log.Info("trace collector takes spans again", "collector", e.to.address)
 	}
 	e.failing = false
-}
-
-// pause waits; false: ctx has ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // flush sends batch and what still waits, though ctx has ended.

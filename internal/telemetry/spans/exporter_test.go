@@ -3,6 +3,7 @@ package spans_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
 	"testing"
@@ -30,7 +31,8 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	r := &rig{T: t, registry: telemetry.NewRegistry("test"), at: map[string]*pipes.Listener{}, ended: make(chan struct{})}
 	r.e = spans.New(spans.Config{
-		Resource: []spans.Attr{{Key: "service.name", Text: "orders"}}, Version: "v1",
+		Resource: spans.Resource{Service: "orders", ServiceVersion: "7", Namespace: "shop", Pod: "orders-1", PodUID: "u-1"},
+		Version:  "v1",
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			if l := r.at[address]; l != nil {
 				return l.Dial(ctx, address)
@@ -131,6 +133,47 @@ func TestBatches(t *testing.T) {
 	})
 }
 
+func TestSpanArrivesWhole(t *testing.T) {
+	// The mesh's settings decide, not the environment.
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://elsewhere:1")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_INSECURE", "false")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,x=y")
+	start := time.Unix(1, 2)
+	for name, c := range map[string]struct {
+		span spans.Span
+		want string
+	}{
+		"client": {spans.Span{Parent: [8]byte{9}, State: "a=1,b=2", Kind: spans.Client, Failed: true, Detail: "no_endpoint"},
+			"parent 0900000000000000 state a=1,b=2 SPAN_KIND_CLIENT STATUS_CODE_ERROR no_endpoint flags 301"},
+		"server":                       {spans.Span{Kind: spans.Server}, "parent  state  SPAN_KIND_SERVER STATUS_CODE_UNSET  flags 101"},
+		"a state that the SDK refuses": {spans.Span{State: "1a=1"}, "parent  state  SPAN_KIND_SERVER STATUS_CODE_UNSET  flags 101"},
+	} {
+		inBubble(t, name, func(r *rig) {
+			got := r.collector("a:4317")
+			r.e.SetCollector("a:4317")
+			synctest.Wait()
+			c.span.Trace, c.span.ID, c.span.Name, c.span.Start, c.span.End = [16]byte{1}, [8]byte{2}, "GET", start, start.Add(5)
+			r.e.Offer(&c.span)
+			r.end()
+			if len(got.Spans()) != 1 {
+				r.Fatalf("%d spans", len(got.Spans()))
+			}
+			s := got.Spans()[0]
+			text := fmt.Sprintf("parent %x state %s %v %v %s flags %x", s.ParentSpanId, s.TraceState, s.Kind, s.Status.GetCode(), s.Status.GetMessage(), s.Flags)
+			if text != c.want || s.Name != "GET" || s.StartTimeUnixNano != 1e9+2 || s.EndTimeUnixNano != 1e9+7 {
+				r.Errorf("got %s of %v", text, s)
+			}
+			want := map[string]string{"service.name": "orders", "service.namespace": "shop", "service.version": "7",
+				"service.instance.id": "u-1", "k8s.namespace.name": "shop", "k8s.pod.name": "orders-1", "k8s.pod.uid": "u-1",
+				"telemetry.sdk.name": "heddle", "telemetry.sdk.language": "go", "telemetry.sdk.version": "v1"}
+			if !maps.Equal(s.Resource, want) {
+				r.Errorf("resource %v, want %v", s.Resource, want)
+			}
+		})
+	}
+}
+
 func TestCollectorChanges(t *testing.T) {
 	inBubble(t, "at run time", func(r *rig) {
 		a, b := r.collector("a:4317"), r.collector("b:4317")
@@ -214,6 +257,25 @@ func TestTrouble(t *testing.T) {
 		}
 		r.want(0, "export_failed=10")
 	})
+	for what, listen := range map[string]func(r *rig){
+		"one that cannot be connected to": func(r *rig) { r.at["a:4317"] = pipes.Listen() },
+		"one that never answers": func(r *rig) {
+			stuck := make(chan struct{})
+			r.Cleanup(func() { close(stuck) })
+			r.collector("a:4317").Answer(func(int, int) (int, codes.Code) { <-stuck; return 0, codes.OK })
+		},
+	} {
+		inBubble(t, what+" holds a batch for 15 seconds", func(r *rig) {
+			listen(r)
+			r.e.SetCollector("a:4317")
+			r.wait(0)
+			r.offer(10)
+			r.wait(15 * time.Second)
+			r.want(0, "")
+			r.wait(2 * time.Second)
+			r.want(0, "export_failed=10")
+		})
+	}
 	inBubble(t, "what it rejects is counted", func(r *rig) {
 		c := r.collector("a:4317")
 		c.Answer(func(int, int) (int, codes.Code) { return 4, codes.OK })
