@@ -46,7 +46,8 @@ func (t *Tally) Share() float64 {
 }
 
 // Window is the part of the traffic that is counted. The rest is followed all
-// the same: what a connection is shows at its start.
+// the same: what a connection is shows at its start. Bytes that are sent again
+// belong to when they were sent first.
 type Window struct {
 	From, To time.Time    // zero: from the start, to the end
 	Pods     []netip.Addr // one end at least is among them; nil: any pods
@@ -165,11 +166,6 @@ func (o *observer) segment(p packet.Packet, counts bool) {
 	if len(p.Payload) == 0 {
 		return
 	}
-	if counts && bytes.Contains(p.Payload, o.secret) {
-		if o.Secrets++; o.FirstSecret == "" {
-			o.FirstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
-		}
-	}
 	s := o.streams[key]
 	if s == nil {
 		s = &stream{plain: true, midway: true, next: p.Sequence} // unproven counts as plain
@@ -180,6 +176,11 @@ func (o *observer) segment(p packet.Packet, counts bool) {
 	}
 	if !counts {
 		return
+	}
+	if bytes.Contains(p.Payload, o.secret) {
+		if o.Secrets++; o.FirstSecret == "" {
+			o.FirstSecret = fmt.Sprintf("%v > %v", p.Source, p.Destination)
+		}
 	}
 	if !s.counts {
 		s.counts = true

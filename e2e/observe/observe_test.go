@@ -83,6 +83,8 @@ func TestWindow(t *testing.T) {
 	send(0, hello, false)
 	send(len(hello), more, true)
 	o.segment(packet.Packet{Source: server, Destination: client, Flags: packet.ACK, Sequence: 5, Payload: []byte("HTTP/1.1 the-word")}, false)
+	// To a server that is gone, sent again within the window.
+	o.segment(packet.Packet{Source: server, Destination: client, Flags: packet.ACK, Sequence: 5, Payload: []byte("HTTP/1.1 the-word")}, true)
 	o.finish()
 	if o.TLSPackets != 1 || o.PlainPackets != 0 || o.Midway != 0 || o.MeshStreams != 1 || o.Streams != 1 || o.Secrets != 1 {
 		t.Errorf("%+v", o.Tally)
