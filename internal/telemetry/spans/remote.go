@@ -37,9 +37,9 @@ type remote struct {
 	*origin
 }
 
-// connect prepares the SDK's exporter; the first batch makes it connect. Each
-// option that the environment could set (OTEL_EXPORTER_OTLP_…) is given: the
-// mesh's settings decide, not the pod.
+// connect prepares the SDK's exporter; the first batch makes it connect. What
+// the environment could set (OTEL_EXPORTER_OTLP_…) is given, but compression,
+// which has no option for none: the mesh's settings decide, not the pod.
 func connect(ctx context.Context, address string, c Config) (*remote, error) {
 	dial := c.Dial
 	if dial == nil {
