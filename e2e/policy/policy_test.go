@@ -74,7 +74,7 @@ func (s *scene) retryAndEjection(t *testing.T) {
 	s.Fault(t, broken, "status=503")
 	defer s.Fault(t, broken, "")
 	now := time.Now()
-	s.some(t, now, "shows the failing replica", refused(503, ""))
+	s.some(t, now, settled, "shows the failing replica", refused(503, ""))
 
 	const retry = "  retry: {attempts: 2, when: [5xx], methods: [GET, POST], backoff: {base: 5ms, max: 20ms}, budget: {ratio: 0.5, minPerSecond: 20}}\n"
 	now = s.apply(t, traffic+retry)
@@ -107,12 +107,12 @@ func (s *scene) breaker(t *testing.T) {
 	now := time.Now()
 	s.all(t, now, meshed, "is answered slowly", answered)
 	now = s.apply(t, traffic+"  circuitBreaker: {maxConnections: 4, maxPending: 2, maxRequests: 6}\n")
-	s.some(t, now, "is shed", refused(503, "circuit_open"))
+	s.some(t, now, inForce, "is shed", refused(503, "circuit_open"))
 	s.all(t, now, meshed, "is answered or shed", func(e ledger.Entry) bool { return answered(e) || refused(503, "circuit_open")(e) })
-	s.some(t, now, "is shed at once", func(e ledger.Entry) bool {
+	s.some(t, now, inForce, "is shed at once", func(e ledger.Entry) bool {
 		return refused(503, "circuit_open")(e) && e.Micros < (100*time.Millisecond).Microseconds()
 	})
-	s.some(t, now, "is answered beside what is shed", answered)
+	s.some(t, now, inForce, "is answered beside what is shed", answered)
 	now = s.remove(t, "trafficpolicy", "till")
 	s.all(t, now, meshed, "is answered again", answered)
 }
@@ -243,10 +243,10 @@ func (s *scene) all(t *testing.T, since time.Time, who, what string, ok func(led
 	t.Logf("%s %s: %v after the command (%d requests were not, before)", who, what, took.Round(time.Millisecond), wrong)
 }
 
-// some wants one request at least to be so within a second.
-func (s *scene) some(t *testing.T, since time.Time, what string, ok func(ledger.Entry) bool) {
+// some wants one request at least to be so within a limit.
+func (s *scene) some(t *testing.T, since time.Time, limit time.Duration, what string, ok func(ledger.Entry) bool) {
 	t.Helper()
-	n, first := 0, settled
+	n, first := 0, limit+1
 	begun := s.look(t, since, meshed)
 	for _, e := range begun {
 		if ok(e) {
@@ -254,8 +254,8 @@ func (s *scene) some(t *testing.T, since time.Time, what string, ok func(ledger.
 			first = min(first, e.At.Sub(since))
 		}
 	}
-	if n == 0 || first > inForce {
-		t.Errorf("%s: not within %v: %s: %d of %d, the first after %v", meshed, inForce, what, n, len(begun), first)
+	if n == 0 || first > limit {
+		t.Errorf("%s: not within %v: %s: %d of %d, the first after %v", meshed, limit, what, n, len(begun), first)
 		return
 	}
 	t.Logf("%s %s: %v after the command, %d of %d", meshed, what, first.Round(time.Millisecond), n, len(begun))
