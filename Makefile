@@ -63,7 +63,7 @@ generate: ## code from api/wire/heddle.proto (needs protoc)
 	  --go_out=. --go_opt=module=github.com/heddle-mesh/heddle --go-grpc_out=. --go-grpc_opt=module=github.com/heddle-mesh/heddle \
 	  api/wire/heddle.proto
 
-images: build ## container images as archives into bin/images, for docker load or kind load image-archive
+images: build apps ## container images as archives into bin/images, for docker load or kind load image-archive
 	@$(GO) build -trimpath -o bin/e2e-cluster ./e2e/cluster && bin/e2e-cluster images -bin bin -out bin/images -tag $(VERSION)
 
 check: generate lint test ## what CI runs, without a cluster; fails if generated code is stale

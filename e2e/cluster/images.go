@@ -40,7 +40,8 @@ func ours(bin, tag string) ([]imagetar.Image, error) {
 	return out, nil
 }
 
-// writeImages writes one archive for each image.
+// writeImages writes one archive for each image, and one with the shop's
+// programs.
 func writeImages(out io.Writer, bin, dir, tag string) error {
 	images, err := ours(bin, tag)
 	if err != nil {
@@ -56,7 +57,14 @@ func writeImages(out io.Writer, bin, dir, tag string) error {
 		}
 		fmt.Fprintf(out, "%s  %s\n", path, img.Ref)
 	}
-	return nil
+	files, err := applications(bin)
+	if err != nil {
+		return err
+	}
+	shop := imagetar.Image{Ref: repository + "/e2e-apps:" + tag, Files: files}
+	path := filepath.Join(dir, "e2e-apps.tar")
+	fmt.Fprintf(out, "%s  %s (the shop of e2e/shop/manifests)\n", path, shop.Ref)
+	return writeArchive(path, shop)
 }
 
 // testImages are all images of a test cluster and their short names: ours, one
@@ -70,15 +78,9 @@ func testImages(bin, jaeger string) ([]imagetar.Image, map[string]string, error)
 	for i, img := range images {
 		names[inCluster[i]] = img.Ref
 	}
-	apps, err := os.ReadDir(filepath.Join(bin, "apps"))
+	files, err := applications(bin)
 	if err != nil {
 		return nil, nil, err
-	}
-	var files []imagetar.File
-	for _, a := range apps {
-		if a.Type().IsRegular() {
-			files = append(files, imagetar.File{From: filepath.Join(bin, "apps", a.Name()), To: "/" + a.Name()})
-		}
 	}
 	tag, err := imagetar.Tag(files)
 	if err != nil {
@@ -90,6 +92,21 @@ func testImages(bin, jaeger string) ([]imagetar.Image, map[string]string, error)
 		imagetar.Image{Ref: names["e2e-apps"], Files: files},
 		imagetar.Image{Ref: names["jaeger"], Files: []imagetar.File{{From: filepath.Join(jaeger, "jaeger"), To: "/jaeger"}}, Entrypoint: []string{"/jaeger"}},
 	), names, nil
+}
+
+// applications are the programs of bin/apps, all for one image.
+func applications(bin string) ([]imagetar.File, error) {
+	apps, err := os.ReadDir(filepath.Join(bin, "apps"))
+	if err != nil {
+		return nil, err
+	}
+	var files []imagetar.File
+	for _, a := range apps {
+		if a.Type().IsRegular() {
+			files = append(files, imagetar.File{From: filepath.Join(bin, "apps", a.Name()), To: "/" + a.Name()})
+		}
+	}
+	return files, nil
 }
 
 func writeArchive(path string, images ...imagetar.Image) error {
