@@ -3,6 +3,7 @@ package install
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -68,6 +69,9 @@ func cleaners(set *cluster.Object) (*cluster.Object, error) {
 	}
 	agent := asMap(containers[0])
 	agent["args"] = []any{"clean"}
+	if err := mountParent(spec, agent); err != nil {
+		return nil, fmt.Errorf("%s: %w", nodeSet, err)
+	}
 	delete(agent, "readinessProbe")
 	delete(agent, "livenessProbe")
 	for _, set := range []struct {
@@ -84,6 +88,30 @@ func cleaners(set *cluster.Object) (*cluster.Object, error) {
 	}
 	out.Object["spec"] = spec
 	return out, nil
+}
+
+// mountParent gives the cleaners the folder that the agents' own is in: nobody
+// can remove what is mounted for him. It is there on every node, so nothing is
+// made either.
+func mountParent(spec, agent map[string]any) error {
+	volumes, _, err := unstructured.NestedSlice(spec, "template", "spec", "volumes")
+	if err != nil {
+		return err
+	}
+	for _, v := range volumes {
+		host, ok := asMap(v)["hostPath"].(map[string]any)
+		if !ok {
+			continue
+		}
+		mounts, _ := agent["volumeMounts"].([]any)
+		for _, m := range mounts {
+			if mount := asMap(m); mount["name"] == asMap(v)["name"] {
+				mount["mountPath"] = path.Dir(fmt.Sprint(mount["mountPath"]))
+			}
+		}
+		host["path"], host["type"] = path.Dir(fmt.Sprint(host["path"])), "Directory"
+	}
+	return unstructured.SetNestedSlice(spec, volumes, "template", "spec", "volumes")
 }
 
 // cleaned waits for every node, and names those that do not answer in time.

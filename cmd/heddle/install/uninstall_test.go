@@ -132,3 +132,31 @@ func TestUninstallLingers(t *testing.T) {
 		}
 	})
 }
+
+// The cleaners see the folder around the agents' own, so that they can remove it.
+func TestCleanersMount(t *testing.T) {
+	ms, err := Render(Values{}, "v1.36.3", "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range ms {
+		if m.Object.GetKind() != "DaemonSet" {
+			continue
+		}
+		got, err := cleaners(m.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		volumes, _, _ := unstructured.NestedSlice(got.Object, "spec", "template", "spec", "volumes")
+		containers, _, _ := unstructured.NestedSlice(got.Object, "spec", "template", "spec", "containers")
+		want := map[string]any{"name": "state", "hostPath": map[string]any{"path": "/var/lib", "type": "Directory"}}
+		if diff := cmp.Diff(want, volumes[0]); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff(map[string]any{"name": "state", "mountPath": "/var/lib"}, asMap(containers[0])["volumeMounts"].([]any)[0]); diff != "" {
+			t.Error(diff)
+		}
+		return
+	}
+	t.Fatal("no DaemonSet in the chart")
+}

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/internal/wire"
@@ -111,7 +112,8 @@ func Save(dir string, u *pb.Update) error {
 	return nil
 }
 
-// Remove takes away what is kept, and what an interrupted Save left.
+// Remove takes away what is kept, what an interrupted Save left, and the folder
+// unless there is more in it or something is mounted on it.
 func Remove(dir string) error {
 	list, err := filepath.Glob(filepath.Join(dir, name+"*"))
 	if err != nil {
@@ -121,6 +123,15 @@ func Remove(dir string) error {
 		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove kept state: %w", err)
 		}
+	}
+	err = os.Remove(dir)
+	for _, fine := range []error{fs.ErrNotExist, syscall.ENOTEMPTY, syscall.EBUSY, syscall.EROFS} {
+		if errors.Is(err, fine) {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove the folder of kept state: %w", err)
 	}
 	return nil
 }
