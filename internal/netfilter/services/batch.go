@@ -300,11 +300,18 @@ func (f family) addressElements(kind string, list []netip.Addr) []element {
 	return out
 }
 
-// chain queues a key's chain anew: its map of endpoints and its one rule.
+// chain queues a key's chain anew: few endpoints as rules of their own, more of
+// them as a map and one rule.
 func (b *batch) chain(k Key, t Target) {
 	f := familyOf(k.Addr)
 	b.newChain(chain{name: t.Chain})
 	b.flush(t.Chain)
+	if n := len(t.Endpoints); n <= maxWalk {
+		for i, e := range t.Endpoints {
+			b.newRule(rule{t.Chain, k.String(), f.toThis(e, n-i)})
+		}
+		return
+	}
 	m := f.endpoints(b.id(), len(t.Endpoints))
 	var list []element
 	for i, e := range t.Endpoints {
@@ -360,7 +367,10 @@ func Probe() error {
 	b.statics([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")})
 	for _, e := range []string{"192.0.2.1:1", "[2001:db8::1]:1"} {
 		to := netip.MustParseAddrPort(e)
-		b.chain(Key{Addr: to.Addr()}, Target{Chain: "probe" + familyOf(to.Addr()).suffix, Endpoints: []netip.AddrPort{to}})
+		for _, n := range []int{2, maxWalk + 1} { // both forms of a chain
+			name := fmt.Sprint("probe", familyOf(to.Addr()).suffix, "-", n)
+			b.chain(Key{Addr: to.Addr()}, Target{Chain: name, Endpoints: slices.Repeat([]netip.AddrPort{to}, n)})
+		}
 	}
 	b.deleteTable()
 	err := b.commit()

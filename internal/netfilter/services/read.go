@@ -216,7 +216,7 @@ func (t *Table) verify() error {
 	}
 	for k, target := range t.have.Keys {
 		if target.Verdict == Forward {
-			want[target.Chain] = 1
+			want[target.Chain] = target.chainRules()
 		}
 		got, ok := have.Keys[k]
 		if !ok || entry(got) != entry(target) {

@@ -88,7 +88,12 @@ func dump() (string, error) {
 		}
 		for i, r := range rules {
 			line := fmt.Sprintf("chain %s %d:", name, i)
+			var direct []byte
 			for _, e := range r.Exprs {
+				if im, ok := e.(*expr.Immediate); ok {
+					direct = append(direct, im.Data...)
+					continue
+				}
 				l, isMap := e.(*expr.Lookup)
 				if !isMap || !strings.HasPrefix(l.SetName, "__map") {
 					line += fmt.Sprintf(" %T%+v", e, e)
@@ -99,6 +104,10 @@ func dump() (string, error) {
 					return "", err
 				}
 				line += fmt.Sprint(" ", mapText(list))
+			}
+			if n := len(direct) - 2; n > 0 {
+				a, _ := netip.AddrFromSlice(direct[:n])
+				line += fmt.Sprintf(" %05d=%s", i, netip.AddrPortFrom(a, binary.BigEndian.Uint16(direct[n:])))
 			}
 			out = append(out, line)
 		}
@@ -232,7 +241,7 @@ func random(r *rand.Rand) *Rules {
 		k := Key{a, []uint8{6, 17, 132}[i%3], uint16(80 + r.IntN(2))}
 		target := Target{Verdict: Verdict(r.IntN(3))}
 		if target.Verdict == Forward {
-			target.Chain, target.Endpoints = fmt.Sprintf("ns/s%d/p/%d/x%d", i, k.Port, r.IntN(2)), endpoints(v6, 1+r.IntN(4))
+			target.Chain, target.Endpoints = fmt.Sprintf("ns/s%d/p/%d/x%d", i, k.Port, r.IntN(2)), endpoints(v6, 1+r.IntN(maxWalk+3))
 			if r.IntN(2) == 0 {
 				out.Hairpin[target.Endpoints[0].Addr()] = true
 			}

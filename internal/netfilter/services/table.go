@@ -1,6 +1,7 @@
 package services
 
 import (
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/google/nftables/binaryutil"
@@ -185,8 +186,38 @@ func (f family) masquerade(pods []netip.Prefix) []rule {
 	return out
 }
 
-// toOne is the only rule of a key's chain: one of the endpoints, each with the
-// same chance. m is its map from 0, 1, … to endpoints.
+// maxWalk is the most endpoints that a key's chain has as a rule each. A map
+// would do for any number, but the kernel names it, and finds it again for each
+// message about it, by going through all sets of the table: 5,000 Services
+// would be written in a minute. A first packet walks half of so few rules.
+const maxWalk = 8
+
+// chainRules is the number of rules in the chain of a Forward.
+func (t Target) chainRules() int {
+	if len(t.Endpoints) <= maxWalk {
+		return len(t.Endpoints)
+	}
+	return 1
+}
+
+// toThis is one of the rules of a key's chain: to e with a chance of one in
+// left, the number of endpoints that this rule and those after it have. So each
+// of n has the same chance: 1/n, then (n-1)/n of 1/(n-1), and so on.
+func (f family) toThis(e netip.AddrPort, left int) []expression {
+	var out []expression
+	if left > 1 {
+		out = append(out,
+			&expr.Numgen{Register: 1, Modulus: uint32(left), Type: unix.NFT_NG_RANDOM},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)})
+	}
+	return append(out,
+		&expr.Immediate{Register: 1, Data: e.Addr().AsSlice()},
+		&expr.Immediate{Register: unix.NFT_REG_2, Data: binary.BigEndian.AppendUint16(nil, e.Port())},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: 1, RegProtoMin: unix.NFT_REG_2, Specified: true})
+}
+
+// toOne is the only rule of a key's chain with many endpoints: one of them,
+// each with the same chance. m is its map from 0, 1, … to endpoints.
 func (f family) toOne(m set) []expression {
 	return []expression{
 		&expr.Numgen{Register: 1, Modulus: uint32(m.anonymous), Type: unix.NFT_NG_RANDOM},
