@@ -39,17 +39,18 @@ type Place struct {
 }
 
 // Open makes a namespace of one of the manifests and waits until all of it is
-// ready. Further pairs are replaced in the manifest. It goes away when the
-// test ends.
+// ready. Further pairs are replaced in the manifest. It begins to go away when
+// the test ends; nobody waits for that.
 func Open(t testing.TB, c *client.Cluster, namespace, manifest string, replace ...string) *Place {
 	t.Helper()
 	p := &Place{c, namespace}
+	c.Kubectl(t, "wait", "--for=delete", "namespace/"+namespace, "--timeout="+goneLimit.String()) // one of before may still go
 	p.clearLedgers(t)
 	t.Cleanup(func() {
 		if !t.Failed() || os.Getenv("KEEP") == "" {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), goneLimit)
 			defer cancel()
-			if _, err := c.TryKubectl(ctx, "delete", "namespace", namespace, "--ignore-not-found", "--timeout="+goneLimit.String()); err != nil {
+			if _, err := c.TryKubectl(ctx, "delete", "namespace", namespace, "--ignore-not-found", "--wait=false"); err != nil {
 				t.Error(err)
 			}
 		}
