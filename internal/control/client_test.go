@@ -438,6 +438,34 @@ func TestRootRotation(t *testing.T) {
 	})
 }
 
+// The control plane was installed anew: it knows nothing of the authority that
+// signed our certificate, which is good for a day yet. It is replaced by token
+// at once, not at half of its life.
+func TestNewAuthority(t *testing.T) {
+	play(t, func(t *testing.T, s *scene) {
+		s.up()
+		s.ready()
+		s.kill()
+		s.ca = pki.New(t, "demo.test")
+		// As a node agent does, which reads the published roots anew.
+		if err := s.id.SetBundles(pki.Bundles(s.ca)); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		s.up()
+		s.next()
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("a stream came after %s", took)
+		}
+		if leaf := s.id.Leaf(); leaf.CheckSignatureFrom(s.ca.Intermediate) != nil {
+			t.Error("the certificate is of the old authority")
+		}
+		if how := s.how(); how[len(how)-1] != "token t1" {
+			t.Errorf("got by %q", how)
+		}
+	})
+}
+
 func TestConcurrentUse(t *testing.T) {
 	play(t, func(t *testing.T, s *scene) {
 		s.up()

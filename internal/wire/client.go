@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/identity"
+	"github.com/heddle-mesh/heddle/internal/telemetry"
 )
 
 // connectTimeout bounds one attempt to reach one address of the control plane.
@@ -140,8 +142,36 @@ type clientCreds struct {
 func (c clientCreds) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, raw)
 	c.c.note(err)
-	return conn, info, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return judgedConn{conn, c.c}, info, nil
 }
+
+// judgedConn keeps the alert by which the control plane refuses our
+// certificate. In TLS 1.3 it comes after our side of the handshake, with the
+// first read, and gRPC would make it one of many reasons to be unavailable.
+type judgedConn struct {
+	net.Conn
+	c *Conn
+}
+
+func (j judgedConn) Read(b []byte) (int, error) {
+	n, err := j.Conn.Read(b)
+	if err != nil && identity.ReasonOf(err) != telemetry.ReasonOK {
+		j.c.note(&refusedCertificate{err})
+	}
+	return n, err
+}
+
+// refusedCertificate is the control plane's alert.
+type refusedCertificate struct{ err error }
+
+func (r *refusedCertificate) Error() string {
+	return "the control plane refuses our certificate: " + r.err.Error()
+}
+
+func (r *refusedCertificate) Unwrap() error { return r.err }
 
 func (c clientCreds) Clone() credentials.TransportCredentials {
 	return clientCreds{c.TransportCredentials.Clone(), c.c}

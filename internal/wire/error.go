@@ -93,6 +93,9 @@ func incoming(err, cause error) error {
 	e := &Error{Code: code, Message: s.Message()}
 	if code == Unavailable && cause != nil {
 		e.Message, e.cause = cause.Error(), cause
+		if refused := (*refusedCertificate)(nil); errors.As(cause, &refused) {
+			e.Code = Unauthenticated
+		}
 	}
 	return e
 }
