@@ -37,6 +37,8 @@ func TestFaults(t *testing.T) {
 		{"Huffman: nothing but padding", "41 81 ff", errHuffman},
 		{"Huffman: padding of zeros", "41 81 18", errHuffman},
 		{"Huffman: cut within a code", "41 82 ff c0", errHuffman},
+		{"length of zeros without end", "41 7f 80 80 80 80 80 80 00", errInteger},
+		{"name's index without end", "7f 80 80 80 80 80 80 00", errInteger},
 		{"update after a field", "82 20", errLate},
 		{"three updates", "20 20 20", errLate},
 		{"update above the limit", "3f e2 1f", errUpdate},
@@ -107,6 +109,70 @@ func TestTooLargeForTable(t *testing.T) {
 	b = appendText(appendText(append(b, 0x40), []byte("n")), bytes.Repeat([]byte("x"), DefaultTable))
 	if err := d.Decode(b, &l); err != nil || l.Len() != 2 || d.table.n != 0 || d.table.size != 0 {
 		t.Errorf("%v, %d fields, %d in the table", err, l.Len(), d.table.n)
+	}
+}
+
+// A table through which much has gone is as x/net's, has moved its texts about,
+// and neither grows nor allocates any more.
+func TestChurn(t *testing.T) {
+	rng := rand.New(rand.NewPCG(41, 43))
+	d, theirs := NewDecoder(ample, nil), xhpack.NewDecoder(DefaultTable, nil)
+	var l List
+	block := func() []byte {
+		var b []byte
+		for range 8 {
+			b = appendText(append(b, 0x40), []byte(strings.Repeat(fmt.Sprint("n", rng.IntN(1000)), 1+rng.IntN(4))))
+			b = appendText(b, []byte(strings.Repeat(fmt.Sprint(rng.IntN(1000)), rng.IntN(60))))
+			b = append(b, 0x80|byte(62+rng.IntN(2)))
+		}
+		return b
+	}
+	b := []byte{0x40, 1, 'x', 0, 0x40, 1, 'y', 0} // two that can be named
+	for i := range 3000 {
+		want, theirErr := theirs.DecodeFull(b)
+		if err := d.Decode(b, &l); err != nil || theirErr != nil || l.Len() != len(want) {
+			t.Fatal(i, err, theirErr)
+		}
+		for k, w := range want {
+			if w.Name != string(l.Name(k)) || w.Value != string(l.Value(k)) {
+				t.Fatalf("%d: %q: %q, not %v", i, l.Name(k), l.Value(k), w)
+			}
+		}
+		tabled(t, &d.table)
+		b = block()
+	}
+	if c := cap(d.table.text); c > 2*DefaultTable {
+		t.Errorf("texts take %d bytes", c)
+	}
+	blocks := make([][]byte, 101)
+	for i := range blocks {
+		blocks[i] = block()
+	}
+	i := 0
+	if n := testing.AllocsPerRun(100, func() {
+		if err := d.Decode(blocks[i], &l); err != nil {
+			t.Fatal(err)
+		}
+		i++
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestShrink(t *testing.T) {
+	var l List
+	for _, tt := range []struct {
+		size int
+		kept bool
+	}{{100, true}, {5000, false}} {
+		b := appendText(appendText([]byte{0x40}, []byte("n")), bytes.Repeat([]byte{1}, tt.size))
+		if err := NewDecoder(ample, nil).Decode(bytes.Repeat(b, tt.size/20), &l); err != nil {
+			t.Fatal(err)
+		}
+		l.Shrink(4096)
+		if l.Len() != 0 || (l.text != nil) != tt.kept || (l.fields != nil) != tt.kept {
+			t.Errorf("%d bytes: %d, %d", tt.size, cap(l.text), cap(l.fields))
+		}
 	}
 }
 

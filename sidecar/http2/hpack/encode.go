@@ -149,10 +149,7 @@ func (e *Encoder) again(hash uint32) bool {
 }
 
 func (e *Encoder) remember(texts []byte, f field, hash uint32) {
-	x := e.table.add(texts, f.name)
-	if x == nil {
-		return
-	}
+	x := e.table.add(texts, f.name) // worth has seen to it that it fits
 	number := e.table.first + e.table.n - 1
 	x.hash, x.static = hash, f.static
 	x.older, e.pairs[hash%pairSlots] = e.pairs[hash%pairSlots], number

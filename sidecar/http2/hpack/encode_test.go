@@ -193,6 +193,53 @@ func FuzzEncode(f *testing.F) {
 	})
 }
 
+// Through a full table, with entries coming and going, the chains stay right.
+func TestEncoderChurn(t *testing.T) {
+	rng := rand.New(rand.NewPCG(75, 41))
+	b := newBoth(DefaultTable)
+	block := func() (fields [][2]string) {
+		for range 12 {
+			v := rng.IntN(1 + rng.IntN(300)) // small ones come often
+			fields = append(fields, [2]string{fmt.Sprint("name-", v%40), strings.Repeat(fmt.Sprint(v), 1+v%50)})
+		}
+		return fields
+	}
+	indexed, all := 0, 0
+	for range 3000 {
+		b.send(t, block(), false)
+		for i := range b.last {
+			all++
+			if b.last[i] >= 0x80 {
+				indexed++
+			}
+		}
+	}
+	if b.e.table.n < 20 || b.e.table.first < 1000 || indexed == 0 || indexed == all {
+		t.Errorf("%d entries, %d gone, %d of %d: the test tells nothing", b.e.table.n, b.e.table.first, indexed, all)
+	}
+	blocks := make([]List, 101)
+	for i := range blocks {
+		var block []byte
+		e := NewEncoder()
+		for _, f := range [][2]string{{"x-a", fmt.Sprint(rng.IntN(9))}, {"x-b", strings.Repeat("y", rng.IntN(200))}, {":path", fmt.Sprint("/", rng.IntN(30))}} {
+			block = e.Append(block, f[0], []byte(f[1]), false)
+		}
+		if err := NewDecoder(ample, nil).Decode(block, &blocks[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i, dst := 0, make([]byte, 0, 1024)
+	if n := testing.AllocsPerRun(100, func() {
+		dst = b.e.Begin(dst[:0])
+		for k := range blocks[i].Len() {
+			dst = b.e.AppendField(dst, &blocks[i], k)
+		}
+		i++
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func TestNoAllocations(t *testing.T) {
 	blocks := make([][]byte, 100)
 	e := NewEncoder()

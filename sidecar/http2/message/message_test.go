@@ -16,8 +16,8 @@ func list(t testing.TB, lines ...string) *hpack.List {
 	e := hpack.NewEncoder()
 	b := e.Begin(nil)
 	for _, s := range lines {
-		i := strings.Index(s[min(1, len(s)):], ": ") + 1
-		if i < 1 {
+		i := strings.Index(s[1:], ": ") + 1
+		if i < 1 && s[:2] != ": " {
 			t.Fatalf("%q", s)
 		}
 		b = e.Append(b, s[:i], []byte(s[i+2:]), false)
@@ -47,6 +47,7 @@ var requests = []struct {
 	{"Host instead", []string{":method: GET", ":scheme: http", ":path: /", "host: b"}, nil, func(r *Request) bool { return string(r.Authority) == "b" }},
 	{"Host too", get("host: A:80"), nil, nil},
 	{"te, expect, length", get("te: trailers", "expect: 100-continue", "content-length: 5", "content-length: 5"), nil, func(r *Request) bool { return r.Trailers && r.Expect && r.Length == 5 }},
+	{"Host too, https", []string{":method: GET", ":scheme: https", ":path: /", ":authority: a", "host: a:443"}, nil, nil},
 	{"options of all", []string{":method: OPTIONS", ":scheme: http", ":path: *", ":authority: a"}, nil, nil},
 	{"connect", []string{":method: CONNECT", ":authority: a:1"}, nil, func(r *Request) bool { return r.IsConnect && r.Protocol == nil }},
 	{"websocket", []string{":method: CONNECT", ":protocol: websocket", ":scheme: http", ":path: /chat", ":authority: a"}, nil, func(r *Request) bool { return string(r.Protocol) == "websocket" }},
@@ -89,6 +90,7 @@ var requests = []struct {
 	{"extended connect without path", []string{":method: CONNECT", ":protocol: websocket", ":scheme: http", ":authority: a"}, faultMissing, nil},
 	{"protocol without connect", append([]string{":protocol: websocket"}, get()...), faultMissing, nil},
 
+	{"no name", get(": x"), faultField, nil},
 	{"upper-case name", get("X: y"), faultField, nil},
 	{"name with a space", get("x : y"), faultField, nil},
 	{"name with a colon", get("x:y: z"), faultField, nil},

@@ -26,7 +26,7 @@ func FuzzBlock(f *testing.F) {
 		e := hpack.NewEncoder()
 		var b []byte
 		for _, s := range tt.lines {
-			if i := strings.Index(s[1:], ": ") + 1; i > 0 {
+			if i := strings.Index(s[1:], ": ") + 1; i > 0 { // else it has no name
 				b = e.Append(b, s[:i], []byte(s[i+2:]), false)
 			}
 		}
