@@ -116,6 +116,11 @@ func parseServers(list string) ([]netip.AddrPort, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--api-server %q: want IP:PORT, not a name: names need what this agent makes: %w", s, err)
 		}
+		// An IPv4 address within an IPv6 one is the IPv4 address.
+		a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+		if ip := a.Addr(); ip.IsLoopback() || ip.IsUnspecified() || ip.IsMulticast() || ip.Zone() != "" || a.Port() == 0 {
+			return nil, fmt.Errorf("--api-server %q: pods cannot reach it there; give the address and port at which other machines do", s)
+		}
 		out = append(out, a)
 	}
 	return out, nil

@@ -47,6 +47,11 @@ func TestCommandLine(t *testing.T) {
 		"clean all":                         `unexpected argument "all"`,
 		"clean --what":                      "flag provided but not defined",
 		"run --node=n1 --api-server=1.2.3:": "want IP:PORT",
+		"run --node=n1 --api-server=127.0.0.1:6443":           "pods cannot reach it there",
+		"run --node=n1 --api-server=192.0.2.1:6443,[::]:6443": "pods cannot reach it there",
+		"run --node=n1 --api-server=[::ffff:127.0.0.1]:6443":  "pods cannot reach it there",
+		"run --node=n1 --api-server=192.0.2.1:0":              "pods cannot reach it there",
+		"run --node=n1 --api-server=[fe80::1%eth0]:6443":      "pods cannot reach it there",
 	} {
 		var stderr strings.Builder
 		if code := dispatch(strings.Fields(args), io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), want) {

@@ -17,6 +17,7 @@ import (
 	pb "github.com/heddle-mesh/heddle/api/wire"
 	"github.com/heddle-mesh/heddle/controlplane/node/plan"
 	"github.com/heddle-mesh/heddle/internal/control"
+	"github.com/heddle-mesh/heddle/internal/run"
 )
 
 const (
@@ -77,7 +78,21 @@ func (l *link) run(ctx context.Context) error {
 	l.mu.Lock()
 	l.client = client
 	l.mu.Unlock()
-	return client.Run(ctx)
+	g := run.NewGroup(ctx)
+	g.Go("stream", client.Run)
+	g.Go("first word", func(ctx context.Context) error {
+		select {
+		case <-client.Ready():
+			l.a.meet() // also if it has nothing newer than what we kept
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
+		return ctx.Err()
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
 // note keeps an error for /debug and logs it when it is another than before.

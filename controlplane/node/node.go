@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -66,7 +65,8 @@ type agent struct {
 	link     *link
 
 	told    atomic.Pointer[pb.Update] // newest from the control plane, or from disk
-	changed chan struct{}             // one signal: told is new
+	met     atomic.Bool               // the control plane confirmed or replaced what is told, in this run
+	changed chan struct{}             // one signal: told or met is new
 
 	mu   sync.Mutex
 	view view // for /ready, /live and /debug
@@ -84,6 +84,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a.checkSettings()
+	a.checkAPI()
 	kept := a.load()
 	a.link = newLink(a, kept)
 	admin, err := net.Listen("tcp", cfg.Admin)
@@ -109,7 +110,11 @@ func (a *agent) load() *pb.Update {
 	if a.cfg.StateDir == "" {
 		return nil
 	}
-	u, err := keep.Load(a.cfg.StateDir)
+	owner, err := a.owner()
+	if err != nil {
+		a.log.Warn("cannot tell which cluster this is", "error", err)
+	}
+	u, err := keep.Load(a.cfg.StateDir, owner)
 	if errors.Is(err, keep.ErrNone) {
 		a.log.Info("nothing is kept from an earlier run", "folder", a.cfg.StateDir)
 		return nil
@@ -126,29 +131,24 @@ func (a *agent) load() *pb.Update {
 // take is told a new version by the stream.
 func (a *agent) take(u *pb.Update) error {
 	a.told.Store(u)
+	a.meet()
+	return nil
+}
+
+// meet notes that the control plane is there, and what is told is its word.
+func (a *agent) meet() {
+	a.met.Store(true)
 	select {
 	case a.changed <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
-// bootstrap is the API server's Service, while nobody told of it: without it
-// neither the control plane nor the network plugin can start.
-func (a *agent) bootstrap() *pb.NodeService {
-	vip, err := netip.ParseAddrPort(a.cfg.API.API)
-	if err != nil || len(a.cfg.API.Servers) == 0 {
-		return nil
-	}
-	s := &pb.Service{Namespace: "default", Name: "kubernetes", Vips: [][]byte{vip.Addr().AsSlice()},
-		Ports: []*pb.ServicePort{{Name: "https", Port: uint32(vip.Port())}}}
-	for _, e := range a.cfg.API.Servers {
-		if e.Addr() == vip.Addr() {
-			return nil // the environment names a real server: there is no Service address to lead anywhere
-		}
-		s.Endpoints = append(s.Endpoints, &pb.Endpoint{Key: []byte(e.String()), Address: e.Addr().AsSlice(), Ports: []uint32{uint32(e.Port())}, Ready: true, Serving: true})
-	}
-	return &pb.NodeService{Service: s}
+// owner says whose state is kept on disk. Of the cluster nothing is its own but
+// the API server's CA.
+func (a *agent) owner() (keep.Owner, error) {
+	cas, err := a.finder.Cluster()
+	return keep.Owner{Node: a.cfg.Node, Cluster: cas}, err
 }
 
 // Clean takes away everything that an agent leaves on a node.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
@@ -33,6 +34,7 @@ type programmer struct {
 	rules    *plan.Rules // written last; nil: none yet
 	failures int
 	kept     *pb.Update // on disk
+	keptFor  keep.Owner
 }
 
 // program keeps the kernel at what was told last, until ctx ends.
@@ -93,7 +95,11 @@ func (p *programmer) write(retry *time.Timer) {
 	told := p.told.Load()
 	rules := p.compile(told)
 	began := time.Now()
-	rep, err := p.backend.Apply(rules)
+	apply := p.backend.Apply
+	if told == nil {
+		apply = p.backend.Add // what an earlier run of ours left is better than nothing
+	}
+	rep, err := apply(rules)
 	took := time.Since(began)
 	p.metrics.applied(rep, took, err)
 	if err != nil {
@@ -109,7 +115,8 @@ func (p *programmer) write(retry *time.Timer) {
 	p.rules = rules
 	p.wrote(rules, told, nil)
 	if rep.FlowsErr != nil {
-		p.log.Warn("UDP flows to endpoints that are gone may hang on", "error", rep.FlowsErr)
+		p.log.Warn("UDP flows to endpoints that are gone may hang on", "again_in", lastRetry.String(), "error", rep.FlowsErr)
+		retry.Reset(lastRetry)
 	}
 	if rep.Keys > 0 || rep.Flows.Deleted > 0 || rep.Full {
 		p.log.Info("wrote rules", "revision", told.GetRevision(), "services", len(rules.Services), "keys", rep.Keys, "whole", rep.Full,
@@ -141,15 +148,15 @@ func (p *programmer) compile(told *pb.Update) *plan.Rules {
 	for _, s := range n.GetServices() {
 		add(s)
 	}
-	if s := p.bootstrap(); s != nil {
-		if _, known := next["default/kubernetes"]; !known {
-			add(s)
-		}
-	}
 	p.services = next
 	rules := &plan.Rules{Services: make(map[string]plan.Service, len(next))}
 	for name, c := range next {
 		rules.Services[name] = c.rules
+	}
+	if s := p.bootstrap(); s != nil {
+		servers, bad := plan.Compile(s, here)
+		p.warn(bad)
+		rules.Services[apiService] = reachable(rules.Services[apiService], servers, p.met.Load())
 	}
 	var bad []error
 	rules.Pods, bad = plan.ParsePrefixes(n.GetPodPrefixes())
@@ -170,6 +177,12 @@ func (p *programmer) look(deep bool, retry *time.Timer) {
 	if p.failures > 0 {
 		return // the next attempt compares with the kernel anyhow
 	}
+	if p.told.Load() == nil { // of most of the table we do not know what it should hold
+		if deep {
+			p.write(retry)
+		}
+		return
+	}
 	meddled, err := p.backend.Meddled(deep)
 	if err != nil {
 		p.log.Warn("cannot look at the rules in the kernel", "error", err)
@@ -182,15 +195,22 @@ func (p *programmer) look(deep bool, retry *time.Timer) {
 	}
 }
 
-// save keeps what is told on disk.
+// save keeps what is told on disk, also when only the cluster's CA is another.
 func (p *programmer) save() {
 	told := p.told.Load()
-	if p.cfg.StateDir == "" || told == nil || told == p.kept {
+	if p.cfg.StateDir == "" || told == nil {
 		return
 	}
-	if err := keep.Save(p.cfg.StateDir, told); err != nil {
+	owner, err := p.owner()
+	if err != nil {
+		owner.Cluster = p.keptFor.Cluster // it has not changed by that
+	}
+	if told == p.kept && slices.Equal(owner.Cluster, p.keptFor.Cluster) {
+		return
+	}
+	if err := keep.Save(p.cfg.StateDir, owner, told); err != nil {
 		p.log.Error("a restart of this node without the control plane would forward by older state", "error", err)
 		return
 	}
-	p.kept = told
+	p.kept, p.keptFor = told, owner
 }

@@ -9,13 +9,16 @@ package find
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -145,8 +148,32 @@ func (f *Finder) Roots(ctx context.Context) ([]*x509.Certificate, error) {
 	return out, nil
 }
 
+// Cluster names the cluster by the certificates of its API server's CA. They
+// are the same on all nodes, and are replaced one after the other.
+func (f *Finder) Cluster() ([]string, error) {
+	if f.cfg.CAFile == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(f.cfg.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the API server's CA: %w", err)
+	}
+	var out []string
+	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
+		sum := sha256.Sum256(block.Bytes)
+		out = append(out, hex.EncodeToString(sum[:]))
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("read the API server's CA: %s holds no certificate", f.cfg.CAFile)
+	}
+	return out, nil
+}
+
 // get asks one question. CA and token are read each time: both are rotated.
 func (f *Finder) get(ctx context.Context, path string, into any) error {
+	if f.cfg.API == "" {
+		return errors.New("the API server is not known: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set")
+	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	client, err := f.client()
@@ -200,13 +227,15 @@ func (f *Finder) client() (*http.Client, error) {
 	}, nil
 }
 
-// dial tries the real servers, then the address that the certificate is for.
+// dial tries the real servers, from one by chance, so that many dead ones do
+// not eat the time of each question; then the address that the certificate is
+// for.
 func (f *Finder) dial(ctx context.Context, network, _ string) (net.Conn, error) {
 	d := net.Dialer{Timeout: dialTimeout}
 	var errs []error
 	targets := make([]string, 0, len(f.cfg.Servers)+1)
-	for _, s := range f.cfg.Servers {
-		targets = append(targets, s.String())
+	for _, i := range rand.Perm(len(f.cfg.Servers)) {
+		targets = append(targets, f.cfg.Servers[i].String())
 	}
 	if !slices.Contains(targets, f.cfg.API) {
 		targets = append(targets, f.cfg.API)

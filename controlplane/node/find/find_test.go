@@ -109,3 +109,42 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// The cluster is named by its CA: one word for each certificate.
+func TestCluster(t *testing.T) {
+	dir := t.TempDir()
+	block := func(s string) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(s)}))
+	}
+	ask := func(content string) ([]string, error) {
+		file := filepath.Join(dir, "ca")
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return New(Config{CAFile: file}).Cluster()
+	}
+	one, err := ask(block("a"))
+	if err != nil || len(one) != 1 {
+		t.Fatal(one, err)
+	}
+	two, err := ask("# new\n" + block("b") + "# old\n" + block("a"))
+	if err != nil || len(two) != 2 || two[1] != one[0] || two[0] == one[0] {
+		t.Errorf("%v, %v", two, err)
+	}
+	if got, err := ask("nothing"); err == nil || got != nil || !strings.Contains(err.Error(), "holds no certificate") {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := New(Config{}).Cluster(); got != nil || err != nil {
+		t.Errorf("outside of a cluster: %v, %v", got, err)
+	}
+	if _, err := New(Config{CAFile: dir + "/none"}).Cluster(); err == nil {
+		t.Error("no file, no error")
+	}
+}
+
+// Without the kubelet's environment the reason is said, not a broken URL.
+func TestNoEnvironment(t *testing.T) {
+	if _, err := New(Config{}).Roots(t.Context()); err == nil || !strings.Contains(err.Error(), "KUBERNETES_SERVICE_HOST") {
+		t.Error(err)
+	}
+}

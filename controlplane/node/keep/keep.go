@@ -1,19 +1,21 @@
 // Package keep keeps what a node agent was last told on the node's disk, so
 // that a node which starts while the control plane is away forwards as it did.
-// A file that is damaged, or of another version, is an error and never half
-// read. controlplane/node calls it.
+// A file that is damaged, of another version, of another node or of another
+// cluster is an error and never half read. controlplane/node calls it.
 package keep
 
 import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
@@ -21,10 +23,11 @@ import (
 )
 
 // The file is one line (a word with the format's version, then the SHA-256 of
-// the rest in hexadecimal) and the wire's message.
+// the rest in hexadecimal), one line of JSON (an Owner) and the wire's message.
 const (
 	name   = "services.state"
-	format = "heddle-node-1"
+	fresh  = name + ".new" // what is being written; always the same, so that crashes leave one
+	format = "heddle-node-2"
 	// maxSize bounds what is read: four times the largest message of the wire.
 	maxSize = 4 * wire.MaxMessage
 )
@@ -32,8 +35,29 @@ const (
 // ErrNone says that nothing was kept.
 var ErrNone = errors.New("nothing is kept")
 
-// Load reads what is kept in a folder.
-func Load(dir string) (*pb.Update, error) {
+// Owner is whose state it is. A folder outlives a cluster that is reset and
+// made anew, and may come to a node within the image of another one's disk.
+type Owner struct {
+	Node string `json:"node"`
+	// Cluster names the cluster by what it has alone. One word in common is
+	// enough: they are replaced one after the other.
+	Cluster []string `json:"cluster"`
+}
+
+// fits says why what another Owner kept is not for o.
+func (o Owner) fits(kept Owner) error {
+	if kept.Node != o.Node {
+		return fmt.Errorf("it is of node %.300q, and this is %q", kept.Node, o.Node)
+	}
+	same := slices.ContainsFunc(kept.Cluster, func(c string) bool { return slices.Contains(o.Cluster, c) })
+	if !same && len(kept.Cluster)+len(o.Cluster) > 0 {
+		return errors.New("it is of another cluster")
+	}
+	return nil
+}
+
+// Load reads what o keeps in a folder.
+func Load(dir string, o Owner) (*pb.Update, error) {
 	f, err := os.Open(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
@@ -46,14 +70,14 @@ func Load(dir string) (*pb.Update, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read kept state: %w", err)
 	}
-	u, err := decode(b)
+	u, err := decode(b, o)
 	if err != nil {
 		return nil, fmt.Errorf("kept state %s: %w", f.Name(), err)
 	}
 	return u, nil
 }
 
-func decode(b []byte) (*pb.Update, error) {
+func decode(b []byte, o Owner) (*pb.Update, error) {
 	if len(b) > maxSize {
 		return nil, fmt.Errorf("it has more than %d bytes", maxSize)
 	}
@@ -67,8 +91,16 @@ func decode(b []byte) (*pb.Update, error) {
 	case string(sum) != checksum(body):
 		return nil, errors.New("it is damaged: its checksum does not fit")
 	}
+	line, message, _ := bytes.Cut(body, []byte("\n"))
+	var kept Owner
+	if err := json.Unmarshal(line, &kept); err != nil {
+		return nil, fmt.Errorf("it does not say whose it is: %w", err)
+	}
+	if err := o.fits(kept); err != nil {
+		return nil, err
+	}
 	u := &pb.Update{}
-	if err := wire.Unmarshal(body, u); err != nil {
+	if err := wire.Unmarshal(message, u); err != nil {
 		return nil, err
 	}
 	if u.GetNode() == nil {
@@ -83,15 +115,20 @@ func checksum(b []byte) string {
 }
 
 // Save replaces what is kept, whole or not at all, also over a power cut.
-func Save(dir string, u *pb.Update) error {
-	body, err := wire.Marshal(u)
+func Save(dir string, o Owner, u *pb.Update) error {
+	message, err := wire.Marshal(u)
 	if err != nil {
 		return fmt.Errorf("keep state: %w", err)
 	}
+	body, err := json.Marshal(o)
+	if err != nil {
+		return fmt.Errorf("keep state: %w", err)
+	}
+	body = append(append(body, '\n'), message...)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keep state: %w", err)
 	}
-	f, err := os.CreateTemp(dir, name+".*")
+	f, err := os.OpenFile(filepath.Join(dir, fresh), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return fmt.Errorf("keep state: %w", err)
 	}

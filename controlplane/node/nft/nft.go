@@ -57,6 +57,13 @@ func (b *Backend) Apply(r *plan.Rules) (Report, error) {
 	return rep, nil
 }
 
+// Add brings the rules' Services into the kernel and leaves all others that are
+// there: for a start at which it is not known yet what the others should be.
+func (b *Backend) Add(r *plan.Rules) (Report, error) {
+	st, err := b.table.Add(toKernel(r))
+	return Report{Stats: st}, err
+}
+
 // Meddled says that the kernel does not hold what Apply wrote last; see
 // services.Table. The next Apply mends it.
 func (b *Backend) Meddled(thorough bool) (bool, error) { return b.table.Meddled(thorough) }

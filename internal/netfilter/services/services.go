@@ -117,6 +117,32 @@ func (t *Table) Apply(want *Rules) (Stats, error) {
 	return st, nil
 }
 
+// Add brings want's keys and addresses to the kernel, in one transaction, and
+// leaves all else that the table holds as it is; Pods and Ranges are not read.
+// It is for few keys, while it is not known what others there should be. The
+// next Apply compares with the kernel itself.
+func (t *Table) Add(want *Rules) (Stats, error) {
+	var st Stats
+	t.have = nil
+	b := &batch{table: tableName, st: &st}
+	have, chains, err := load(b)
+	if err != nil {
+		return st, err
+	}
+	if len(have.Keys) == 0 && len(have.Addrs) == 0 {
+		b.statics(nil, nil)
+	}
+	t.chains = chains
+	b.addresses(addrSet, missing(want.Addrs, have.Addrs), nil)
+	b.addresses(hairpinSet, missing(want.Hairpin, have.Hairpin), nil)
+	for _, k := range slices.SortedFunc(maps.Keys(want.Keys), compareKeys) {
+		old, had := have.Keys[k]
+		t.key(b, k, change{old, had, want.Keys[k], true})
+		st.Keys++
+	}
+	return st, b.commit()
+}
+
 // maxBatch bounds a transaction: the kernel holds a lock of all packet filters
 // while it commits, some microseconds for each message.
 const maxBatch = 4000
