@@ -67,11 +67,10 @@ func TestWhatIsLeft(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.dir, "ca.crt"), ca, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.clean(t.TempDir()) // and the node was started anew
 	s.start()
 	s.until("the other cluster is told of", said("it is of another cluster"))
-	s.until("the API server is reached", apiReached)
-	if got, err := s.reach(); err == nil {
-		t.Errorf("a Service of another cluster leads to %q", got)
-	}
+	s.until("the API server is reached and no Service of another cluster", func() bool {
+		_, err := s.reach()
+		return err != nil && apiReached()
+	})
 }

@@ -65,6 +65,7 @@ type agent struct {
 	link     *link
 
 	told    atomic.Pointer[pb.Update] // newest from the control plane, or from disk
+	foreign bool                      // what an earlier run left in the kernel is another cluster's
 	met     atomic.Bool               // the control plane confirmed or replaced what is told, in this run
 	changed chan struct{}             // one signal: told or met is new
 
@@ -110,9 +111,9 @@ func (a *agent) load() *pb.Update {
 	if a.cfg.StateDir == "" {
 		return nil
 	}
-	owner, err := a.owner()
-	if err != nil {
-		a.log.Warn("cannot tell which cluster this is", "error", err)
+	owner, unsure := a.owner()
+	if unsure != nil {
+		a.log.Warn("cannot tell which cluster this is", "error", unsure)
 	}
 	u, err := keep.Load(a.cfg.StateDir, owner)
 	if errors.Is(err, keep.ErrNone) {
@@ -120,6 +121,7 @@ func (a *agent) load() *pb.Update {
 		return nil
 	}
 	if err != nil {
+		a.foreign = unsure == nil && errors.Is(err, keep.ErrForeign)
 		a.log.Error("what is kept from an earlier run cannot be used; waiting for the control plane", "error", err)
 		return nil
 	}

@@ -96,7 +96,7 @@ func (p *programmer) write(retry *time.Timer) {
 	rules := p.compile(told)
 	began := time.Now()
 	apply := p.backend.Apply
-	if told == nil {
+	if told == nil && !p.foreign {
 		apply = p.backend.Add // what an earlier run of ours left is better than nothing
 	}
 	rep, err := apply(rules)
@@ -177,7 +177,7 @@ func (p *programmer) look(deep bool, retry *time.Timer) {
 	if p.failures > 0 {
 		return // the next attempt compares with the kernel anyhow
 	}
-	if p.told.Load() == nil { // of most of the table we do not know what it should hold
+	if p.told.Load() == nil && !p.foreign { // of most of the table we do not know what it should hold
 		if deep {
 			p.write(retry)
 		}

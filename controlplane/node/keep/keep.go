@@ -35,6 +35,9 @@ const (
 // ErrNone says that nothing was kept.
 var ErrNone = errors.New("nothing is kept")
 
+// ErrForeign says that another node's or another cluster's state was kept.
+var ErrForeign = errors.New("not this node's")
+
 // Owner is whose state it is. A folder outlives a cluster that is reset and
 // made anew, and may come to a node within the image of another one's disk.
 type Owner struct {
@@ -47,11 +50,11 @@ type Owner struct {
 // fits says why what another Owner kept is not for o.
 func (o Owner) fits(kept Owner) error {
 	if kept.Node != o.Node {
-		return fmt.Errorf("it is of node %.300q, and this is %q", kept.Node, o.Node)
+		return fmt.Errorf("it is of node %.300q, and this is %q: %w", kept.Node, o.Node, ErrForeign)
 	}
 	same := slices.ContainsFunc(kept.Cluster, func(c string) bool { return slices.Contains(o.Cluster, c) })
 	if !same && len(kept.Cluster)+len(o.Cluster) > 0 {
-		return errors.New("it is of another cluster")
+		return fmt.Errorf("it is of another cluster: %w", ErrForeign)
 	}
 	return nil
 }

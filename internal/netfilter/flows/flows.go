@@ -46,7 +46,7 @@ const (
 	nlHeader = 16       // bytes of a netlink message's header
 	nfHeader = 4        // bytes that follow it in an nfnetlink message
 	readSize = 64 << 10 // the kernel fills at most this much per read of a dump
-	maxBatch = 100_000  // deletions of one sweep: what is left is found by the next
+	maxBatch = 100_000  // deletions of one round, which bounds memory: some 100 bytes each
 )
 
 // Stats of one Sweep.
@@ -55,30 +55,50 @@ type Stats struct{ Looked, Deleted int }
 // Sweep goes through all tracked UDP flows of both families and deletes those
 // that stale says are. The dump is not one moment's: flows that come and go
 // meanwhile may be missed.
-func Sweep(stale func(Flow) bool) (Stats, error) {
+func Sweep(stale func(Flow) bool) (Stats, error) { return sweep(stale, maxBatch) }
+
+// sweep makes rounds of at most so many deletions, until one finds fewer.
+func sweep(stale func(Flow) bool, most int) (Stats, error) {
 	var st Stats
-	var doomed []entry
+	for {
+		doomed, looked, err := list(stale, most)
+		st.Looked = max(st.Looked, looked)
+		if err != nil || len(doomed) == 0 {
+			return st, err
+		}
+		deleted, err := remove(doomed)
+		st.Deleted += deleted
+		// Nothing deleted: others were quicker; to go on could have no end.
+		if err != nil || len(doomed) < most || deleted == 0 {
+			return st, err
+		}
+	}
+}
+
+// list finds what is to be deleted, at most so many.
+func list(stale func(Flow) bool, most int) (doomed []entry, looked int, err error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		err := dump(family, func(msg []byte) {
 			f, key, ok := parse(msg)
 			if !ok {
 				return
 			}
-			st.Looked++
-			if stale(f) && len(doomed) < maxBatch {
+			looked++
+			if len(doomed) < most && stale(f) {
 				doomed = append(doomed, entry{family, key})
 			}
 		})
 		if err != nil {
-			return st, fmt.Errorf("list tracked flows: %w", err)
+			return nil, looked, fmt.Errorf("list tracked flows: %w", err)
 		}
 	}
-	if len(doomed) == 0 {
-		return st, nil
-	}
+	return doomed, looked, nil
+}
+
+func remove(doomed []entry) (deleted int, err error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return st, fmt.Errorf("open netlink: %w", err)
+		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer conn.Close()
 	for _, e := range doomed {
@@ -90,11 +110,11 @@ func Sweep(stale func(Flow) bool) (Stats, error) {
 			continue // it ended by itself
 		}
 		if err != nil {
-			return st, fmt.Errorf("delete a tracked flow: %w", err)
+			return deleted, fmt.Errorf("delete a tracked flow: %w", err)
 		}
-		st.Deleted++
+		deleted++
 	}
-	return st, nil
+	return deleted, nil
 }
 
 // entry is what names a flow to the kernel.

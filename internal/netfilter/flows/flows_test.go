@@ -84,6 +84,12 @@ func FuzzMessages(f *testing.F) {
 // Only what is said to be stale goes: flows of loopback in a namespace, tracked
 // because a rule of NAT is there.
 func TestSweep(t *testing.T) {
+	for name, most := range map[string]int{"in one round": maxBatch, "in rounds of one": 1, "in rounds of two": 2} {
+		t.Run(name, func(t *testing.T) { sweepFlows(t, most) })
+	}
+}
+
+func sweepFlows(t *testing.T, most int) {
 	meshtest.NetNS(t).Do(func() {
 		if err := track(); err != nil {
 			t.Error(err)
@@ -110,7 +116,7 @@ func TestSweep(t *testing.T) {
 			to = append(to, ap(l.LocalAddr().String()))
 		}
 		for i, want := range []Stats{{Looked: 3, Deleted: 2}, {Looked: 1}} {
-			st, err := Sweep(func(f Flow) bool { return f.To == to[0] || f.To == to[2] })
+			st, err := sweep(func(f Flow) bool { return f.To == to[0] || f.To == to[2] }, most)
 			if err != nil || st != want {
 				t.Errorf("sweep %d: %+v, %v; want %+v", i, st, err, want)
 			}
