@@ -74,6 +74,9 @@ func (p *plane) admin(ctx context.Context, l net.Listener) error {
 // notReady says what is missing; empty: peers can be served.
 func (p *plane) notReady() string {
 	if world, _ := p.worlds.Current(); world == nil {
+		if why := p.waits.Load(); why != nil {
+			return *why
+		}
 		return "the source was not read yet"
 	}
 	if !p.serving.Load() {

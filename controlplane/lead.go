@@ -2,10 +2,12 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/heddle-mesh/heddle/controlplane/ca"
+	"github.com/heddle-mesh/heddle/internal/source"
 )
 
 const (
@@ -29,6 +31,26 @@ func (p *plane) storage() ca.Storage {
 		return ca.Secret(p.cfg.Source, s.Namespace, s.Name)
 	}
 	return ca.Folder(p.cfg.CADir)
+}
+
+// witness tells of roots that were published while the Secret of the
+// authority is away: deleted, perhaps, and a new root in its place would be
+// refused by every workload.
+func (p *plane) witness(ctx context.Context) (string, error) {
+	s := p.cfg.CASecret
+	if s.Name == "" {
+		return "", nil
+	}
+	data, err := p.cfg.Source.Published(ctx, s.Namespace, trustBundle)
+	switch {
+	case errors.Is(err, source.ErrNotFound):
+		return "", nil
+	case err != nil:
+		return "", err
+	case data[rootsKey] == "":
+		return "", nil
+	}
+	return "ConfigMap " + s.Namespace + "/" + trustBundle, nil
 }
 
 // lead does what only one replica may, until ctx ends.

@@ -57,6 +57,7 @@ type plane struct {
 	reported chan struct{} // one signal: newest is new
 	status   *status.Writer
 	serving  atomic.Bool
+	waits    atomic.Pointer[string] // what the start waits for, if it failed once
 }
 
 // built is a snapshot that became a world, and what is wrong in it.
@@ -117,8 +118,7 @@ func (p *plane) run(ctx context.Context, peers net.Listener) error {
 	if p.domain, err = p.trustDomain(p.cfg.Source.Snapshot()); err != nil {
 		return err
 	}
-	p.ca, err = ca.Open(ctx, ca.Config{TrustDomain: p.domain, Storage: p.storage(), Log: p.log})
-	if err != nil {
+	if err := p.openCA(ctx); err != nil {
 		return err
 	}
 	roots := p.ca.Changed()
@@ -159,6 +159,36 @@ func (p *plane) firstSnapshot(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// caRetry is the pause after the authority could not be opened in its Secret:
+// an API server that hiccups is back by then.
+const caRetry = 2 * time.Second
+
+// openCA opens the authority. What is wrong with a folder ends the program; a
+// Secret is tried again, since it is mended without us, and /ready says why we
+// wait: a crash loop would only look for it ever more rarely.
+func (p *plane) openCA(ctx context.Context) error {
+	inSecret, told := p.cfg.CASecret.Name != "", ""
+	for {
+		var err error
+		p.ca, err = ca.Open(ctx, ca.Config{TrustDomain: p.domain, Storage: p.storage(), Witness: p.witness, Restore: inSecret, Log: p.log})
+		if err == nil || !inSecret || ctx.Err() != nil {
+			return err
+		}
+		text := err.Error()
+		p.waits.Store(&text)
+		if text != told {
+			told = text
+			p.log.Error("not serving before the authority is there", "again_in", caRetry.String(), "error", err)
+		}
+		t := time.NewTimer(caRetry)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
 }
 
 // trustDomain is MeshConfig's, if it names one, else the flag's. It holds for

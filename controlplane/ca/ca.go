@@ -47,8 +47,15 @@ const (
 type Config struct {
 	TrustDomain spiffeid.TrustDomain
 	Storage     Storage       // Folder(path)
-	TTL         time.Duration // of SVIDs; zero: DefaultTTL
-	Log         *slog.Logger
+	// Witness looks where the roots stand besides the storage: one that is
+	// empty, while there are roots elsewhere, was lost and is not a beginning.
+	// It says where they are; "": nowhere. nil: they are nowhere else.
+	Witness func(ctx context.Context) (where string, err error)
+	// Restore writes the authority back where somebody deleted it while we
+	// run. Not for a folder: one that is gone may be a volume that is away.
+	Restore bool
+	TTL     time.Duration // of SVIDs; zero: DefaultTTL
+	Log     *slog.Logger
 }
 
 // Subject is the proven caller.
@@ -159,17 +166,61 @@ func (c *CA) load(ctx context.Context) error {
 // missing tells an empty storage (fs.ErrNotExist stays in the chain) from one
 // that has lost its authority.
 func (c *CA) missing(ctx context.Context, where string, cause error) error {
-	if c.current.Load() != nil {
+	if a := c.current.Load(); a != nil && c.cfg.Restore {
+		return c.restore(ctx, a)
+	} else if a != nil {
 		return damaged(where, errors.New("it is gone"))
 	}
 	_, _, err := c.cfg.Storage.Read(ctx, rootsFile)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("read %s: %w", where, cause)
+		return c.elsewhere(ctx, where, cause)
 	case err != nil:
 		return fmt.Errorf("read %s: %w", c.cfg.Storage.Where(rootsFile), err)
 	}
 	return damaged(where, fmt.Errorf("it is missing, but %s says that there was one", c.cfg.Storage.Where(rootsFile)))
+}
+
+// restore writes back what was deleted; where another replica is first, the
+// next look reads what it wrote.
+func (c *CA) restore(ctx context.Context, a *authority) error {
+	again := *a
+	err := c.write(ctx, &again, "")
+	if err == nil {
+		c.log.Warn("the authority was deleted and is written back as it was", "to", c.cfg.Storage.Where(authorityFile))
+	}
+	if errors.Is(err, ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// elsewhere asks the witness about a storage that is empty.
+func (c *CA) elsewhere(ctx context.Context, where string, cause error) error {
+	if c.cfg.Witness == nil {
+		return fmt.Errorf("read %s: %w", where, cause)
+	}
+	roots, err := c.cfg.Witness(ctx)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look whether there were roots before: %w", err)
+	case roots == "":
+		return fmt.Errorf("read %s: %w", where, cause)
+	}
+	// Another replica may have made both since we looked.
+	data, version, err := c.cfg.Storage.Read(ctx, authorityFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return damaged(where, fmt.Errorf("it is missing, but %s holds the roots that the mesh trusts (to start again, delete that too)", roots))
+	case err != nil:
+		return fmt.Errorf("read %s: %w", where, err)
+	}
+	a, err := parseAuthority(data, version, c.cfg.TrustDomain)
+	if err != nil {
+		return damaged(where, err)
+	}
+	c.take(a)
+	return nil
 }
 
 func damaged(where string, cause error) error {

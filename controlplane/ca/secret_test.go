@@ -131,3 +131,67 @@ func TestSecretManyAtOnce(t *testing.T) {
 		t.Errorf("a Secret that lost its authority: %v", err)
 	}
 }
+
+// TestSecretDeleted: a Secret that is gone while its roots stand elsewhere was
+// lost; one who still has the authority writes it back, and who starts waits
+// for that. Never is there another root.
+func TestSecretDeleted(t *testing.T) {
+	v, published := &vault{}, ""
+	cfg := Config{TrustDomain: td, Storage: Secret(v, "n", "s"), Restore: true,
+		Witness: func(context.Context) (string, error) { return published, nil }}
+	first, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	published = "ConfigMap n/bundle"
+	before := first.RootsPEM()
+	v.version, v.data = 0, nil // somebody deletes it
+	if _, err := Open(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "No new root is made") || !strings.Contains(err.Error(), published) {
+		t.Errorf("started on a Secret that was lost: %v", err)
+	}
+	if v.version != 0 {
+		t.Error("something was written")
+	}
+	if err := first.upkeep(t.Context()); err != nil {
+		t.Errorf("write back: %v", err)
+	}
+	second, err := Open(t.Context(), cfg)
+	if err != nil || !bytes.Equal(second.RootsPEM(), before) || !bytes.Equal(v.data[rootsFile], before) {
+		t.Errorf("after it was written back: %v", err)
+	}
+	// Two who write back at one time agree.
+	v.version, v.data = 0, nil
+	v.meddle = func() {
+		v.meddle = nil
+		if err := second.upkeep(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := first.upkeep(t.Context()); err != nil {
+		t.Errorf("both write back: %v", err)
+	}
+	if err := first.upkeep(t.Context()); err != nil || !bytes.Equal(v.data[rootsFile], before) {
+		t.Errorf("afterwards: %v", err)
+	}
+	// A witness that cannot be asked is no word that there was nothing.
+	v.meddle, v.version, v.data = nil, 0, nil
+	cfg.Witness = func(context.Context) (string, error) { return "", errors.New("no answer") }
+	if _, err := Open(t.Context(), cfg); err == nil || v.version != 0 {
+		t.Errorf("without an answer: %v", err)
+	}
+}
+
+// TestSecretBesideAFirstStart: the other replica makes the authority and
+// publishes it between our two looks; that is no loss.
+func TestSecretBesideAFirstStart(t *testing.T) {
+	v := &vault{}
+	var other *CA
+	mine, err := Open(t.Context(), Config{TrustDomain: td, Storage: Secret(v, "n", "s"), Witness: func(context.Context) (string, error) {
+		var err error
+		other, err = Open(t.Context(), Config{TrustDomain: td, Storage: Secret(v, "n", "s")})
+		return "ConfigMap n/bundle", err
+	}})
+	if err != nil || !bytes.Equal(mine.RootsPEM(), other.RootsPEM()) {
+		t.Errorf("%v", err)
+	}
+}
