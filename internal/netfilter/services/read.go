@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
@@ -19,10 +19,10 @@ var errStrange = errors.New("not as we wrote it")
 // to be there in today's form. What keys lead to is read; the endpoints in
 // their chains are not, so that each is written anew.
 func load(b *batch) (*Rules, map[string]bool, error) {
-	have, chains, err := read()
+	have, rules, err := read()
 	if err == nil {
 		b.create()
-		return have, chains, nil
+		return have, keyChains(have, rules), nil
 	}
 	if !errors.Is(err, errStrange) {
 		return nil, nil, err
@@ -34,20 +34,49 @@ func load(b *batch) (*Rules, map[string]bool, error) {
 	return &Rules{Keys: map[Key]Target{}}, map[string]bool{}, nil
 }
 
-// read gives what the table's sets say, and the chains of keys.
-func read() (*Rules, map[string]bool, error) {
-	conn, err := nftables.New()
-	if err != nil {
-		return nil, nil, fmt.Errorf("open netlink: %w", err)
+// keyChains are all chains but the static ones: those with rules, and those
+// that keys lead to.
+func keyChains(have *Rules, rules map[string]int) map[string]bool {
+	out := map[string]bool{}
+	for name := range rules {
+		if !slices.ContainsFunc(statics, func(c chain) bool { return c.name == name }) {
+			out[name] = true
+		}
 	}
-	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
-	chains, err := readChains(conn)
+	for _, t := range have.Keys {
+		if t.Verdict == Forward {
+			out[t.Chain] = true
+		}
+	}
+	return out
+}
+
+// read gives what the table's sets say, and the number of rules in each chain
+// that has any. Only what is listed by our table's name is listed: a list of all
+// tables' chains misses some of ours when others write theirs meanwhile.
+func read() (*Rules, map[string]int, error) {
+	for _, c := range statics {
+		if err := c.look(); err != nil {
+			return nil, nil, err
+		}
+	}
+	counts, err := countRules()
 	if err != nil {
 		return nil, nil, err
 	}
+	r, err := readSets()
+	return r, counts, err
+}
+
+func readSets() (*Rules, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	table := &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 	sets, err := conn.GetSets(table)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, nil, fmt.Errorf("list sets: %w", err)
+		return nil, fmt.Errorf("list sets: %w", err)
 	}
 	byName := map[string]*nftables.Set{}
 	for _, s := range sets {
@@ -61,53 +90,68 @@ func read() (*Rules, map[string]bool, error) {
 			// The library mistakes the key's type of a map to verdicts; there the
 			// elements tell.
 			if got == nil || got.IsMap != want.verdicts || !want.verdicts && got.KeyType.Bytes != want.keyLen {
-				return nil, nil, fmt.Errorf("set %s: %w", want.name, errStrange)
+				return nil, fmt.Errorf("set %s: %w", want.name, errStrange)
 			}
 			elements, err := conn.GetSetElements(got)
 			if err != nil {
-				return nil, nil, fmt.Errorf("list set %s: %w", want.name, err)
+				return nil, fmt.Errorf("list set %s: %w", want.name, err)
 			}
 			for _, e := range elements {
 				if err := r.take(f, kind, e); err != nil {
-					return nil, nil, fmt.Errorf("set %s: %w", want.name, err)
+					return nil, fmt.Errorf("set %s: %w", want.name, err)
 				}
 			}
 		}
 	}
-	return r, chains, nil
+	return r, nil
 }
 
-// readChains checks the static chains and gives the others.
-func readChains(conn *nftables.Conn) (map[string]bool, error) {
-	list, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+// look compares a static chain with the kernel's.
+func (c chain) look() error {
+	strange := fmt.Errorf("chain %s: %w", c.name, errStrange)
+	body, err := netlink.MarshalAttributes([]netlink.Attribute{word(unix.NFTA_CHAIN_TABLE, tableName), word(unix.NFTA_CHAIN_NAME, c.name)})
 	if err != nil {
-		return nil, fmt.Errorf("list chains: %w", err)
+		return fmt.Errorf("encode: %w", err)
 	}
-	have := map[string]*nftables.Chain{}
-	for _, c := range list {
-		if c.Table != nil && c.Table.Name == tableName {
-			have[c.Name] = c
+	out, err := ask(message(unix.NFT_MSG_GETCHAIN, 0, unix.NFPROTO_INET, body))
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return strange
+	case err != nil:
+		return fmt.Errorf("look at chain %s: %w", c.name, err)
+	case len(out) != 1 || len(out[0].Data) < nfHeader:
+		return strange
+	}
+	ad, err := netlink.NewAttributeDecoder(out[0].Data[nfHeader:])
+	if err != nil {
+		return errors.Join(strange, err)
+	}
+	ad.ByteOrder = binary.BigEndian
+	got := chain{name: c.name}
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.NFTA_CHAIN_TYPE:
+			got.kind = ad.String()
+		case unix.NFTA_CHAIN_HOOK:
+			ad.Nested(got.hookFrom)
 		}
 	}
-	for _, want := range statics {
-		if got := have[want.name]; got == nil || !want.is(got) {
-			return nil, fmt.Errorf("chain %s: %w", want.name, errStrange)
-		}
-		delete(have, want.name)
+	if ad.Err() != nil || got != c {
+		return strange
 	}
-	out := map[string]bool{}
-	for name := range have {
-		out[name] = true
-	}
-	return out, nil
+	return nil
 }
 
-// is compares what matters of a chain.
-func (c chain) is(got *nftables.Chain) bool {
-	if got.Hooknum == nil || got.Priority == nil {
-		return c.kind == ""
+func (c *chain) hookFrom(ad *netlink.AttributeDecoder) error {
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.NFTA_HOOK_HOOKNUM:
+			c.hook = ad.Uint32()
+		case unix.NFTA_HOOK_PRIORITY:
+			c.priority = int32(ad.Uint32())
+		}
 	}
-	return c.kind == string(got.Type) && c.hook == uint32(*got.Hooknum) && c.priority == int32(*got.Priority)
+	return nil
 }
 
 // take reads one element of a set.
@@ -202,11 +246,7 @@ func (t *Table) Meddled(thorough bool) (bool, error) {
 // verify compares the kernel with what was applied last: chains, the number of
 // rules in each, and all elements of the sets.
 func (t *Table) verify() error {
-	have, chains, err := read()
-	if err != nil {
-		return err
-	}
-	rules, err := countRules()
+	have, rules, err := read()
 	if err != nil {
 		return err
 	}
@@ -224,7 +264,7 @@ func (t *Table) verify() error {
 		}
 	}
 	for name, n := range want {
-		if rules[name] != n || strings.Contains(name, "/") && !chains[name] {
+		if rules[name] != n {
 			return fmt.Errorf("chain %s holds %d rules, should be %d: %w", name, rules[name], n, errStrange)
 		}
 	}

@@ -57,7 +57,7 @@ func sample() *Rules {
 
 // dump gives what the kernel holds of the table, with the endpoints of chains.
 func dump() (string, error) {
-	have, chains, err := read()
+	have, rules, err := read()
 	if err != nil {
 		return "", err
 	}
@@ -81,7 +81,7 @@ func dump() (string, error) {
 		return "", err
 	}
 	out = append(out, static...)
-	for name := range chains {
+	for name := range keyChains(have, rules) {
 		rules, err := conn.GetRules(table, &nftables.Chain{Name: name, Table: table})
 		if err != nil {
 			return "", err
@@ -337,13 +337,16 @@ func TestLarge(t *testing.T) {
 // Whatever somebody else does to the table is noticed and mended.
 func TestMeddling(t *testing.T) {
 	for name, f := range map[string]func(*batch){
-		"the table":       func(b *batch) { b.deleteTable() },
-		"a static rule":   func(b *batch) { b.flush(chainServices) },
-		"a key's rule":    func(b *batch) { b.flush("a/b/tcp/80/v4") },
-		"an address":      func(b *batch) { b.addresses(addrSet, nil, []netip.Addr{addr("10.96.0.1")}) },
-		"a pod":           func(b *batch) { b.addresses(hairpinSet, []netip.Addr{addr("10.9.9.9")}, nil) },
-		"a key":           func(b *batch) { b.key(unix.NFT_MSG_DELSETELEM, Key{addr("10.96.0.2"), 17, 53}, Target{}) },
-		"a foreign chain": func(b *batch) { b.newChain(chain{name: "x/y/tcp/1/v4"}) },
+		"the table":     func(b *batch) { b.deleteTable() },
+		"a static rule": func(b *batch) { b.flush(chainServices) },
+		"a key's rule":  func(b *batch) { b.flush("a/b/tcp/80/v4") },
+		"an address":    func(b *batch) { b.addresses(addrSet, nil, []netip.Addr{addr("10.96.0.1")}) },
+		"a pod":         func(b *batch) { b.addresses(hairpinSet, []netip.Addr{addr("10.9.9.9")}, nil) },
+		"a key":         func(b *batch) { b.key(unix.NFT_MSG_DELSETELEM, Key{addr("10.96.0.2"), 17, 53}, Target{}) },
+		"a foreign chain": func(b *batch) {
+			b.newChain(chain{name: "x/y/tcp/1/v4"})
+			b.newRule(rule{"x/y/tcp/1/v4", "", families[0].toThis(netip.MustParseAddrPort("192.0.2.1:1"), 1)})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNS(t, func(t *testing.T) {
