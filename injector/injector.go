@@ -29,6 +29,10 @@ const (
 	idleTimeout   = 90 * time.Second // API servers reuse connections
 	maxHeader     = 64 << 10
 	drainTimeout  = 10 * time.Second // a review under way ends well before
+	// LameDuck is how long an injector behind a Service goes on when it is to
+	// end: nodes hear a little later that its address is gone, and a refused
+	// connection refuses a pod (failurePolicy Fail).
+	LameDuck = 5 * time.Second
 )
 
 // Config of the injector.
@@ -42,7 +46,9 @@ type Config struct {
 	Roots  Roots
 	Source source.Source
 	Mesh   patch.Config // its TrustBundle is filled in from Roots
-	Log    *slog.Logger // nil: discard
+	// LameDuck is how long all goes on after ctx ended, not ready any more.
+	LameDuck time.Duration
+	Log      *slog.Logger // nil: discard
 }
 
 // Run serves until ctx ends or a part fails.
@@ -67,12 +73,14 @@ func runOn(ctx context.Context, cfg Config, reviews, metrics net.Listener) error
 	handler := webhook.New(webhook.Config{Snapshot: cfg.Source.Snapshot, Mesh: bundle.mesh, Log: cfg.Log})
 	registry := telemetry.NewRegistry(cfg.Mesh.Version)
 	registry.Register(handler.Collectors()...)
-	ready := readiness{source: cfg.Source, bundle: bundle, certs: certs, address: reviews.Addr()}
+	ready := readiness{ending: ctx.Done(), source: cfg.Source, bundle: bundle, certs: certs, address: reviews.Addr()}
 	if cfg.Certificate.Publish != nil && len(cfg.Certificate.Names) > 0 {
 		ready.name = cfg.Certificate.Names[0]
 	}
 
-	g := run.NewGroup(ctx)
+	late, stop := afterwards(ctx, cfg.LameDuck)
+	defer stop()
+	g := run.NewGroup(late)
 	g.Go("source", cfg.Source.Run)
 	g.Go("trust bundle", bundle.run)
 	g.Go("certificate", certs.Run)
@@ -89,9 +97,32 @@ func runOn(ctx context.Context, cfg Config, reviews, metrics net.Listener) error
 	return g.Wait()
 }
 
+// afterwards gives a context that ends a while after ctx; stop ends it at once.
+func afterwards(ctx context.Context, d time.Duration) (late context.Context, stop func()) {
+	late, end := context.WithCancel(context.WithoutCancel(ctx))
+	timed := make(chan struct{}) // closed when nobody waits any more
+	go func() {
+		defer close(timed)
+		select {
+		case <-ctx.Done():
+		case <-late.Done():
+			return
+		}
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			end()
+		case <-late.Done():
+		}
+	}()
+	return late, func() { end(); <-timed }
+}
+
 func webhookRoutes(h http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/inject", h)
+	mux.Handle(webhook.SelectedPath, h)
 	mux.HandleFunc("GET /live", live)
 	return mux
 }

@@ -64,7 +64,7 @@ func TestRun(t *testing.T) {
 	pool.AppendCertsFromPEM(pem)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 	defer client.CloseIdleConnections()
-	res, err := client.Post("https://"+reviews.Addr().String()+"/inject", "application/json", strings.NewReader(
+	res, err := client.Post("https://"+reviews.Addr().String()+webhook.SelectedPath, "application/json", strings.NewReader(
 		`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","kind":{"version":"v1","kind":"Pod"},"operation":"CREATE","namespace":"shop","object":{"metadata":{"name":"w"},"spec":{"containers":[{"name":"app"}]}}}}`))
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +80,38 @@ func TestRun(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// Who is to end goes on for those who do not know it yet, not ready any more;
+// a part that fails does not wait.
+func TestLameDuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		late, stop := afterwards(ctx, LameDuck)
+		defer stop()
+		if err := (readiness{ending: ctx.Done(), source: &fixed{}}).check(ctx); err == nil || err.Error() == "ending" {
+			t.Errorf("before: %v", err)
+		}
+		cancel()
+		if err := (readiness{ending: ctx.Done(), source: &fixed{}}).check(t.Context()); err == nil || err.Error() != "ending" {
+			t.Errorf("ready while it ends: %v", err)
+		}
+		time.Sleep(LameDuck - time.Millisecond)
+		if late.Err() != nil {
+			t.Error("ended too soon")
+		}
+		time.Sleep(2 * time.Millisecond)
+		if late.Err() == nil {
+			t.Error("goes on")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		late, stop := afterwards(t.Context(), LameDuck)
+		stop()
+		if late.Err() == nil {
+			t.Error("goes on after stop")
+		}
+	})
 }
 
 // await polls until a line of the answer begins with want.

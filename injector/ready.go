@@ -20,6 +20,7 @@ const dialTimeout = time.Second
 
 // readiness says whether a review would be answered now.
 type readiness struct {
+	ending  <-chan struct{} // closed: we go on for a while, for those who do not know yet
 	source  source.Source
 	bundle  *bundle
 	certs   *webhook.Certs
@@ -30,6 +31,11 @@ type readiness struct {
 // check covers all a review needs, the port included: other injectors were
 // called ready while the API server could not reach them yet.
 func (r readiness) check(ctx context.Context) error {
+	select {
+	case <-r.ending:
+		return errors.New("ending")
+	default:
+	}
 	if r.source.Snapshot() == nil {
 		return errors.New("nothing of the world is known yet")
 	}

@@ -105,7 +105,7 @@ func (s *settings) world() error {
 		if err != nil {
 			return fmt.Errorf("--source=kube: %w", err)
 		}
-		s.cfg.Source = src
+		s.cfg.Source, s.cfg.LameDuck = src, injector.LameDuck
 		if name := s.webhook; name != "" {
 			s.cfg.Certificate.Publish = func(ctx context.Context, roots []byte) error {
 				return publish(ctx, name, roots)

@@ -23,6 +23,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	admissionv1 "k8s.io/api/admission/v1"
 
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/injector/patch"
 	"github.com/heddle-mesh/heddle/internal/source"
 	"github.com/heddle-mesh/heddle/internal/telemetry"
@@ -39,6 +40,11 @@ const (
 	// namespacePoll is how often it looks: far below what a pod takes to start.
 	namespacePoll = 20 * time.Millisecond
 )
+
+// SelectedPath is where the API server sends pods of namespaces that asked for
+// the mesh: its namespaceSelector has seen the label, whether the news of it
+// has reached us or not. On any other path our own picture decides.
+const SelectedPath = "/inject/namespace"
 
 // Config of the handler.
 type Config struct {
@@ -103,7 +109,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), code)
 		return
 	}
-	v := h.decide(r.Context(), req)
+	v := h.decide(r.Context(), req, r.URL.Path == SelectedPath)
 	h.reviews.WithLabelValues(v.result, v.reason).Inc()
 	h.seconds.Observe(time.Since(start).Seconds())
 	h.log(req, v)
@@ -148,7 +154,8 @@ func readReview(w http.ResponseWriter, r *http.Request) (*admissionv1.AdmissionR
 
 // decide never panics: a pod that we stumble over is denied, and the log says
 // where.
-func (h *Handler) decide(ctx context.Context, req *admissionv1.AdmissionRequest) (v verdict) {
+// selected: the namespace asks for the mesh.
+func (h *Handler) decide(ctx context.Context, req *admissionv1.AdmissionRequest, selected bool) (v verdict) {
 	defer func() {
 		if p := recover(); p != nil {
 			h.cfg.Log.Error("panic over a review", "pod", req.Namespace+"/"+req.Name, "err", fmt.Sprint(p), "stack", string(debug.Stack()))
@@ -170,7 +177,11 @@ func (h *Handler) decide(ctx context.Context, req *admissionv1.AdmissionRequest)
 	if ns == nil {
 		return failed("unknown_namespace", http.StatusServiceUnavailable, fmt.Sprintf("the injector does not know namespace %s yet; try again", req.Namespace))
 	}
-	v = judge(patch.Patch(pod, patch.Namespace{Name: ns.Name, Labels: ns.Labels, Annotations: ns.Annotations}, withSnapshot(mesh, snap)))
+	labels := ns.Labels
+	if selected {
+		labels = map[string]string{v1alpha1.InjectKey: "enabled"}
+	}
+	v = judge(patch.Patch(pod, patch.Namespace{Name: ns.Name, Labels: labels, Annotations: ns.Annotations}, withSnapshot(mesh, snap)))
 	v.pod = cmp.Or(pod.Name, pod.GenerateName+"*")
 	return v
 }

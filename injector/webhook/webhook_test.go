@@ -48,8 +48,10 @@ func body(namespace, pod string) string {
 	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"version":"v1","kind":"Pod"},"operation":"CREATE","namespace":%q,"object":%s}}`, namespace, pod)
 }
 
-func post(h http.Handler, b string) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, "/inject", strings.NewReader(b))
+func post(h http.Handler, b string) *httptest.ResponseRecorder { return postTo(h, "/inject", b) }
+
+func postTo(h http.Handler, path, b string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(b))
 	r.Header.Set("Content-Type", "application/json; charset=utf-8")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -102,6 +104,29 @@ func TestReviews(t *testing.T) {
 			}
 			if c.says != "" && !strings.Contains(got.Result.Message, c.says) {
 				t.Errorf("message %q", got.Result.Message)
+			}
+		})
+	}
+}
+
+// The API server has seen a namespace's label before the news of it reached
+// us: its selector's word counts, and a pod's own still goes before it.
+func TestSelectedBeforeWeKnow(t *testing.T) {
+	const spec = `"spec":{"containers":[{"name":"app"}]}`
+	for _, c := range []struct {
+		name, path, namespace, pod string
+		patched                    bool
+		audit                      string
+	}{
+		{"selected", SelectedPath, "plain", `{"metadata":{"name":"w"},` + spec + `}`, true, "injected"},
+		{"known as well", SelectedPath, "shop", `{"metadata":{"name":"w"},` + spec + `}`, true, "injected"},
+		{"nobody says so", "/inject", "plain", `{"metadata":{"name":"w"},` + spec + `}`, false, "skipped: not_enabled"},
+		{"the pod does not want to", SelectedPath, "plain", `{"metadata":{"name":"w","annotations":{"heddle.dev/inject":"disabled"}},` + spec + `}`, false, "skipped: disabled"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := answer(t, postTo(handler(), c.path, body(c.namespace, c.pod)))
+			if !got.Allowed || (len(got.Patch) > 0) != c.patched || got.AuditAnnotations["injection"] != c.audit {
+				t.Errorf("allowed %v, patch %q, audit %q", got.Allowed, got.Patch, got.AuditAnnotations)
 			}
 		})
 	}

@@ -3,12 +3,18 @@ install" prunes and "heddle uninstall" finds by. */}}
 {{- define "heddle.labels" -}}
 app.kubernetes.io/name: heddle-{{ .part }}
 app.kubernetes.io/part-of: heddle
-app.kubernetes.io/version: {{ include "heddle.tag" .root | trunc 63 | quote }}
+app.kubernetes.io/version: {{ regexReplaceAll "[^A-Za-z0-9_.-]+" (include "heddle.tag" .root) "_" | trunc 63 | trimAll "_.-" | quote }}
 heddle.dev/part: {{ .part }}
 {{- end -}}
 
 {{- define "heddle.tag" -}}
 {{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* MeshConfig's goes before the flag everywhere else; the node agent cannot
+read it before it trusts the control plane. */}}
+{{- define "heddle.trustDomain" -}}
+{{ .Values.meshConfig.trustDomain | default .Values.trustDomain }}
 {{- end -}}
 
 {{- define "heddle.image" -}}
@@ -19,7 +25,7 @@ heddle.dev/part: {{ .part }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-- name: {{ . }}
+- name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}

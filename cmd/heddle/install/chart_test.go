@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -97,5 +98,28 @@ func TestValuesMerge(t *testing.T) {
 	want := map[string]any{"image": map[string]any{"repository": "a", "tag": "3"}, "logLevel": "warn"}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Error(diff, err)
+	}
+}
+
+// What is awkward in a value is neither broken YAML nor another meaning.
+func TestRenderAwkwardValues(t *testing.T) {
+	ms, err := Render(Values{SetString: []string{"image.tag=v1@sha256:0a" + strings.Repeat("1", 60) + "-", "image.pullSecrets={123,true}", "meshConfig.trustDomain=mesh.example"}}, "v1.36.3", "v0.1.0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	label := regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$`)
+	for _, m := range ms {
+		if v := m.Object.GetLabels()["app.kubernetes.io/version"]; m.Object.GetKind() != "CustomResourceDefinition" && !label.MatchString(v) {
+			t.Errorf("%s: label %q", m.Source, v)
+		}
+		if kind := m.Object.GetKind(); kind != "Deployment" && kind != "DaemonSet" {
+			continue
+		}
+		if !strings.Contains(m.Text, "- name: \"123\"\n") || !strings.Contains(m.Text, "- name: \"true\"\n") {
+			t.Errorf("%s: pull secrets are not names: %s", m.Source, m.Text)
+		}
+		if m.Object.GetKind() == "DaemonSet" && !strings.Contains(m.Text, "--trust-domain=mesh.example\n") {
+			t.Errorf("the node agent trusts another domain than MeshConfig names: %s", m.Text)
+		}
 	}
 }

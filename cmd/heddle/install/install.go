@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -100,18 +101,23 @@ func (i *installer) notHelm(ctx context.Context) error {
 }
 
 // vacant waits for the end of an uninstallation: into a namespace that is
-// being deleted nothing goes.
+// being deleted nothing goes, and a kind that is being deleted takes what we
+// would make of it along.
 func (i *installer) vacant(ctx context.Context) error {
-	ref := cluster.Ref{APIVersion: "v1", Kind: "Namespace", Name: Namespace}
-	obj, err := i.c.Get(ctx, ref)
-	if cluster.NotFound(err) || err == nil && obj.GetDeletionTimestamp() == nil {
-		return nil
+	for _, ref := range append(crdRefs(), namespaceRef) {
+		obj, err := i.c.Get(ctx, ref)
+		if cluster.NotFound(err) || err == nil && obj.GetDeletionTimestamp() == nil {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		i.say("%s is being deleted: waiting until it is gone", ref)
+		if err := i.gone(ctx, ref); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return err
-	}
-	i.say("%s is being deleted: waiting until it is gone", ref)
-	return i.gone(ctx, ref)
+	return nil
 }
 
 // nodeValues decides what the user left open about the node agent.
@@ -168,12 +174,12 @@ func (i *installer) kubeProxy(ctx context.Context) (string, error) {
 
 // apiServers are the addresses behind the Service default/kubernetes.
 func (i *installer) apiServers(ctx context.Context) ([]any, error) {
-	slices, err := i.c.List(ctx, cluster.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "default"}, "kubernetes.io/service-name=kubernetes")
+	found, err := i.c.List(ctx, cluster.Ref{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", Namespace: "default"}, "kubernetes.io/service-name=kubernetes")
 	if err != nil {
 		return nil, err
 	}
 	var out []any
-	for _, s := range slices {
+	for _, s := range found {
 		ports, _, _ := unstructured.NestedSlice(s.Object, "ports")
 		endpoints, _, _ := unstructured.NestedSlice(s.Object, "endpoints")
 		for _, p := range ports {
@@ -300,6 +306,11 @@ func (i *installer) prune(ctx context.Context, manifests []Manifest) error {
 			if keep[ref.String()] {
 				continue
 			}
+			if ref == nodeSet { // its rules would stay, and go stale
+				if err := i.removeNode(ctx); err != nil {
+					return err
+				}
+			}
 			if _, err := i.c.Delete(ctx, ref); err != nil {
 				return err
 			}
@@ -309,7 +320,8 @@ func (i *installer) prune(ctx context.Context, manifests []Manifest) error {
 	return nil
 }
 
-// ours lists the objects of a kind that carry the chart's label.
+// ours lists the objects of a kind that carry the chart's label; what somebody
+// copied into another namespace, label and all, is theirs.
 func (i *installer) ours(ctx context.Context, apiVersion, kind string) ([]cluster.Object, error) {
 	objs, err := i.c.List(ctx, cluster.Ref{APIVersion: apiVersion, Kind: kind}, partLabel)
 	if errors.Is(err, cluster.ErrNoKind) {
@@ -319,7 +331,7 @@ func (i *installer) ours(ctx context.Context, apiVersion, kind string) ([]cluste
 		objs[n].SetAPIVersion(apiVersion)
 		objs[n].SetKind(kind)
 	}
-	return objs, err
+	return slices.DeleteFunc(objs, func(o cluster.Object) bool { return o.GetNamespace() != "" && o.GetNamespace() != Namespace }), err
 }
 
 // look is how often the cluster is asked while we wait: people read along.

@@ -69,7 +69,11 @@ func TestInstallBesideKubeProxy(t *testing.T) {
 		installed(t, f, "controlplane.replicas=2")
 		f.add("v1", "Secret", Namespace, "heddle-ca", nil)
 		f.add("apps/v1", "DaemonSet", "kube-system", "kube-proxy", nil)
+		f.add("apps/v1", "Deployment", "shop", "a-copy", map[string]any{"metadata": map[string]any{"labels": map[string]any{partLabel: "injector"}}})
+		f.nodes()
 		out := installed(t, f)
+		// Its rules would outlive the agent, and nobody would keep them right.
+		wants(t, out, "node rules: 3 of 3 nodes clean")
 		wants(t, out, "DaemonSet kube-system/kube-proxy forwards Services here: the node agent is left out (--set node.enabled=true",
 			"DaemonSet heddle-system/heddle-node deleted: not wanted any more", "PodDisruptionBudget heddle-system/heddle-controlplane deleted",
 			"RoleBinding heddle-system/heddle-node deleted", "ServiceAccount heddle-system/heddle-node deleted")
@@ -128,6 +132,21 @@ func TestInstallAfterUninstall(t *testing.T) {
 			t.Fatal(err)
 		}
 		wants(t, installed(t, f), "Namespace heddle-system is being deleted: waiting until it is gone", "Namespace heddle-system created")
+	})
+}
+
+// Kinds that are being deleted would take along what is made of them.
+func TestInstallAfterUninstallOfKinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		installed(t, f, "node.enabled=false")
+		for _, ref := range crdRefs() {
+			if _, err := f.Delete(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wants(t, installed(t, f, "node.enabled=false"), "CustomResourceDefinition meshconfigs.heddle.dev is being deleted: waiting until it is gone",
+			"CustomResourceDefinition accesspolicies.heddle.dev created", "CustomResourceDefinition trafficpolicies.heddle.dev created")
 	})
 }
 

@@ -17,6 +17,23 @@ type Removal struct {
 // crds of ours, by name: what a chart of any version made.
 var crds = []string{"meshconfigs.heddle.dev", "accesspolicies.heddle.dev", "trafficpolicies.heddle.dev"}
 
+var namespaceRef = cluster.Ref{APIVersion: "v1", Kind: "Namespace", Name: Namespace}
+
+func crdRefs() (out []cluster.Ref) {
+	for _, name := range crds {
+		out = append(out, cluster.Ref{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition", Name: name})
+	}
+	return out
+}
+
+// remains are what our programs made in the namespace.
+var remains = []cluster.Ref{
+	{APIVersion: "v1", Kind: "Secret", Namespace: Namespace, Name: "heddle-ca"},
+	{APIVersion: "v1", Kind: "Secret", Namespace: Namespace, Name: "heddle-injector-tls"},
+	{APIVersion: "v1", Kind: "ConfigMap", Namespace: Namespace, Name: "heddle-trust-bundle"},
+	{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: Namespace, Name: "heddle-status"},
+}
+
 // Uninstall takes Heddle out, so that nothing of it is left: first the webhook,
 // so that no pod waits for an injector that is gone; then the node agents and
 // their rules; then the rest. It may be stopped anywhere and run again.
@@ -49,12 +66,36 @@ func Uninstall(ctx context.Context, c Cluster, o Options, r Removal) error {
 	}
 	var gone []cluster.Ref
 	if !r.KeepCRDs {
-		for _, name := range crds {
-			gone = append(gone, cluster.Ref{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition", Name: name})
+		gone = crdRefs()
+	}
+	obj, err := c.Get(ctx, namespaceRef)
+	switch {
+	case cluster.NotFound(err):
+		return i.removeAndWait(ctx, gone)
+	case err != nil:
+		return err
+	}
+	if _, made := obj.GetLabels()[partLabel]; made {
+		return i.removeAndWait(ctx, append(gone, namespaceRef))
+	}
+	i.say("%s stays: the chart did not make it (createNamespace=false)", namespaceRef)
+	if err := i.stopped(ctx); err != nil {
+		return err
+	}
+	return i.removeAndWait(ctx, append(gone, remains...))
+}
+
+// stopped waits until no pod of ours is left: one that ends may still write.
+func (i *installer) stopped(ctx context.Context) error {
+	for {
+		pods, err := i.c.List(ctx, cluster.Ref{APIVersion: "v1", Kind: "Pod", Namespace: Namespace}, partLabel)
+		if err != nil || len(pods) == 0 {
+			return err
+		}
+		if err := pause(ctx); err != nil {
+			return fmt.Errorf("%s is still there: %w", cluster.RefOf(&pods[0]), err)
 		}
 	}
-	gone = append(gone, cluster.Ref{APIVersion: "v1", Kind: "Namespace", Name: Namespace})
-	return i.removeAndWait(ctx, gone)
 }
 
 // remove deletes all of our objects of a kind.

@@ -80,6 +80,24 @@ func TestUninstallKeepsCRDs(t *testing.T) {
 	})
 }
 
+// A namespace that somebody else made stays, with what is theirs in it.
+func TestUninstallFromOthersNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.add("v1", "Namespace", "", Namespace, nil)
+		installed(t, f, "node.enabled=false,createNamespace=false")
+		for _, ref := range remains {
+			f.add(ref.APIVersion, ref.Kind, ref.Namespace, ref.Name, nil)
+		}
+		f.add("v1", "Secret", Namespace, "theirs", nil)
+		f.add("apps/v1", "Deployment", "shop", "a-copy", map[string]any{"metadata": map[string]any{"labels": map[string]any{partLabel: "injector"}}})
+		wants(t, uninstalled(t, f, Removal{}), "Namespace heddle-system stays: the chart did not make it")
+		if diff := cmp.Diff([]string{"Deployment shop/a-copy", "Namespace heddle-system", "Secret heddle-system/theirs"}, f.names()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
 // A node that is away is named, and does not keep Heddle in the cluster.
 func TestUninstallPastADeadNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
