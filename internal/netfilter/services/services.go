@@ -9,7 +9,8 @@
 //
 //	prerouting, output  nat     -> services: vmap by address, protocol, port -> one chain per Service port
 //	postrouting         nat     -> masquerade: a pod that gets itself, and who calls from elsewhere
-//	forward, input, output_late -> refusals: vmap of keys without endpoints, other ports, other addresses
+//	forward, output_late -> refusals: vmap of keys without endpoints, other ports, other addresses
+//	input               vmap of keys without endpoints
 //
 // No packet is marked: whether a flow is ours is seen by its original
 // destination, which connection tracking remembers.

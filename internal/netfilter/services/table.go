@@ -145,7 +145,6 @@ func rulesFor(pods, ranges []netip.Prefix) []rule {
 		{"output", "all", jump(chainServices)},
 		{"postrouting", "flows that we sent to an endpoint", translated(jump(chainMasquerade))},
 		{"forward", "new flows", isNew(jump(chainRefusals))},
-		{"input", "new flows", isNew(jump(chainRefusals))},
 		{"output_late", "new flows", isNew(jump(chainRefusals))},
 		// A reset is not limited in rate, as ICMP errors are.
 		{chainReject, "tcp", append(isTCP(), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})},
@@ -154,6 +153,9 @@ func rulesFor(pods, ranges []netip.Prefix) []rule {
 	for _, f := range families {
 		out = append(out,
 			rule{chainServices, "Services", f.is(append(f.loadKey(), vmap(serviceMap+f.suffix))...)},
+			// Who gave the node a Service's address, or one of their range, serves
+			// its other ports by other means: another proxy, a cache for names.
+			rule{"input", "new flows to Services without endpoints", isNew(f.is(append(f.loadKey(), vmap(refusalMap+f.suffix))...))},
 			rule{chainRefusals, "Services without endpoints", f.is(append(f.loadKey(), vmap(refusalMap+f.suffix))...)},
 			rule{chainRefusals, "other ports of a Service", f.is(f.load(f.dst, 1), lookup(addrSet+f.suffix), verdict(expr.VerdictGoto, chainReject))})
 		for _, p := range ranges {
