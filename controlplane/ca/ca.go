@@ -46,7 +46,7 @@ const (
 // Config of a CA.
 type Config struct {
 	TrustDomain spiffeid.TrustDomain
-	Storage     Storage       // Folder(path)
+	Storage     Storage // Folder(path)
 	// Witness looks where the roots stand besides the storage: one that is
 	// empty, while there are roots elsewhere, was lost and is not a beginning.
 	// It says where they are; "": nowhere. nil: they are nowhere else.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -182,3 +184,29 @@ func not(f func(*source.Snapshot) bool) func(*source.Snapshot) bool {
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func decoder(b *bounded) *json.Decoder { return json.NewDecoder(b) }
+
+// Several files, as $KUBECONFIG lists them, are one; some may be missing.
+func TestSeveralKubeconfigs(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	list := strings.Join([]string{filepath.Join(dir, "none"),
+		file("a", "contexts: [{name: here, context: {cluster: c}}]\ncurrent-context: here\n"),
+		file("b", "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}, {name: d, cluster: {server: 'http://127.0.0.1:2'}}]\ncontexts: [{name: there, context: {cluster: d}}]\ncurrent-context: there\n"),
+	}, string(filepath.ListSeparator))
+	for context, want := range map[string]string{"": "127.0.0.1:1", "there": "127.0.0.1:2"} {
+		s, err := New(Config{Kubeconfig: list, Context: context})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Host() != want {
+			t.Errorf("context %q: %s, want %s", context, s.Host(), want)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/internal/source/kube/apiserver"
 )
 
@@ -36,7 +37,8 @@ const (
 	// goneAfter is how often in a row a kind must not be there to have gone: an
 	// API server that starts serves its CRDs a little later than the rest. A
 	// CRD that is deleted takes its objects along, and those deletions are
-	// seen at once.
+	// seen at once. Nor is the first snapshot one without our own kinds before
+	// that: without policies, everything would be allowed.
 	goneAfter = 3
 )
 
@@ -56,7 +58,9 @@ func (s *Source) discovering(ctx context.Context, w *watches) {
 		again := discoverEvery
 		if err == nil {
 			told = time.Time{}
-			s.settle(ctx, w, optional, served, missing)
+			if !s.settle(ctx, w, optional, served, missing) {
+				again = askAgain
+			}
 		} else {
 			again = askAgain
 			if ctx.Err() == nil && time.Since(told) >= tellAgain {
@@ -71,8 +75,9 @@ func (s *Source) discovering(ctx context.Context, w *watches) {
 }
 
 // settle starts and ends watches by what is served; missing counts how often
-// in a row a watched kind was not.
-func (s *Source) settle(ctx context.Context, w *watches, optional []apiserver.Kind, served map[string]string, missing map[string]int) {
+// in a row a kind was not. false: one of our own may still come.
+func (s *Source) settle(ctx context.Context, w *watches, optional []apiserver.Kind, served map[string]string, missing map[string]int) bool {
+	sure, lacking := true, []apiserver.Kind(nil)
 	for _, k := range optional {
 		version, is := served[k.Name]
 		switch {
@@ -89,12 +94,23 @@ func (s *Source) settle(ctx context.Context, w *watches, optional []apiserver.Ki
 				w.stop(k.Name)
 				s.forget(k.Name)
 			}
+		case k.Group == v1alpha1.Group && missing[k.Name] < goneAfter:
+			if missing[k.Name]++; missing[k.Name] == goneAfter {
+				s.log.Warn("the API server does not serve a kind of ours: are Heddle's CustomResourceDefinitions installed?", "kind", k.Name)
+			}
+		}
+		if k.Group == v1alpha1.Group && !w.running(k.Name) {
+			sure = sure && missing[k.Name] >= goneAfter
+			lacking = append(lacking, k)
 		}
 	}
 	s.mu.Lock()
-	s.asked = true
+	s.lacking = lacking
+	s.asked = s.asked || sure
+	asked := s.asked
 	s.mu.Unlock()
 	s.touch()
+	return asked
 }
 
 // served gives the version in which each optional kind is served.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +28,8 @@ import (
 
 // Config of the door.
 type Config struct {
-	// Kubeconfig is a file; empty: the pod's own service account.
+	// Kubeconfig is a file, or several as $KUBECONFIG lists them; empty: the
+	// pod's own service account.
 	Kubeconfig string
 	// Context of the kubeconfig; empty: its current one.
 	Context string
@@ -50,6 +52,7 @@ type Source struct {
 	mu      sync.Mutex
 	shelves map[string]*shelf // by kind
 	asked   bool              // which optional kinds there are is known
+	lacking []apiserver.Kind  // of our own those that are not served
 	seen    uint64            // newest resourceVersion of all
 	heard   bool              // a bookmark raised seen since the last snapshot
 }
@@ -74,8 +77,11 @@ func locate(cfg Config) (*rest.Config, error) {
 		}
 		return at, nil
 	}
-	at, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig},
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig}
+	if list := filepath.SplitList(cfg.Kubeconfig); len(list) > 1 {
+		rules = &clientcmd.ClientConfigLoadingRules{Precedence: list, WarnIfAllMissing: true}
+	}
+	at, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
 		&clientcmd.ConfigOverrides{CurrentContext: cfg.Context}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig %s: %w", cfg.Kubeconfig, err)

@@ -242,9 +242,15 @@ func (sh *shelf) recovered() {
 	}
 }
 
-// away are the kinds that have failed for too long, each a Problem whose words
+// away are the kinds that are not served or have failed for too long, each a Problem whose words
 // do not change; s.mu is held.
 func (s *Source) away(now time.Time) (out []source.Problem) {
+	for _, k := range s.lacking {
+		out = append(out, source.Problem{
+			Ref: source.Ref{Kind: "CustomResourceDefinition", Name: k.Plural + "." + k.Group}, Err: "is not installed",
+			Fix: "apply the CRDs of Heddle's chart (heddle install does): until then there is no " + k.Name,
+		})
+	}
 	for _, sh := range s.shelves {
 		if !sh.since.IsZero() && now.Sub(sh.since) >= awayAfter {
 			out = append(out, source.Problem{

@@ -32,6 +32,8 @@ const (
 	// headTimeout for the first byte of a list or watch: an API server ends
 	// requests that are not watches after 60 s.
 	headTimeout = 60 * time.Second
+	// overdue is how long after its agreed end a watch is ended by us.
+	overdue = 30 * time.Second
 	// maxObject bounds one event of a watch, or one item of a list: etcd takes
 	// 1.5 MB by default; some raise it.
 	maxObject = 8 << 20
@@ -273,6 +275,11 @@ func delim(d *json.Decoder, want json.Delim) error {
 
 func (l *lister) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	ctx, cancel := context.WithCancel(ctx)
+	if o.TimeoutSeconds != nil {
+		// Who is asked to end a watch by then and does not is no API server any
+		// more: a proxy between us that keeps the connection, say.
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(*o.TimeoutSeconds)*time.Second+overdue)
+	}
 	resp, err := l.open(ctx, cancel, o, true)
 	if err != nil {
 		cancel()

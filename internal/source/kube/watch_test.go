@@ -284,7 +284,10 @@ func TestKindsComeAndGo(t *testing.T) {
 		d.within(2*retryMax, "both", func(s *source.Snapshot) bool { return len(s.AccessPolicies) == 2 })
 		s.Serve("accesspolicies", false)
 		s.Cut()
-		d.within((goneAfter+1)*discoverEvery, "none", func(s *source.Snapshot) bool { return len(s.AccessPolicies) == 0 && len(s.Problems) == 0 })
+		d.within((goneAfter+1)*discoverEvery, "none", func(s *source.Snapshot) bool { return len(s.AccessPolicies) == 0 && len(s.Problems) == 3 })
+		if p := d.Snapshot().Problems[0]; p.Ref.Name != "accesspolicies.heddle.dev" || p.Err != "is not installed" {
+			t.Errorf("what is missing is not said: %s", show(d.Snapshot()))
+		}
 		asked := s.Count("watch accesspolicies")
 		time.Sleep(time.Minute)
 		if s.Count("watch accesspolicies") != asked {
@@ -295,6 +298,50 @@ func TestKindsComeAndGo(t *testing.T) {
 		}
 		s.Serve("accesspolicies", true)
 		d.within(2*discoverEvery, "both again", func(s *source.Snapshot) bool { return len(s.AccessPolicies) == 2 })
+	})
+}
+
+// An API server that starts serves its CRDs a little later than the rest: no
+// snapshot is without the policies that are there.
+func TestOwnKindsComeLate(t *testing.T) {
+	bubble(t, func(t *testing.T, s *kubeapi.Server) {
+		s.Apply(t, policy("p", "deny"))
+		s.Serve("accesspolicies", false)
+		d := open(t, s, Config{})
+		d.run()
+		time.Sleep(3 * askAgain / 2)
+		if d.Snapshot() != nil {
+			t.Fatalf("a snapshot without policies: %s", show(d.Snapshot()))
+		}
+		s.Serve("accesspolicies", true)
+		got := d.until("the first snapshot", func(*source.Snapshot) bool { return true })
+		if len(got.AccessPolicies) != 1 || len(got.Problems) != 0 {
+			t.Errorf("first: %s", show(got))
+		}
+	})
+}
+
+// A watch that does not end when it was asked to is ended by us, and nothing
+// is lost by that.
+func TestOverdueWatch(t *testing.T) {
+	bubble(t, func(t *testing.T, s *kubeapi.Server) {
+		s.Delay(func(r *http.Request) {
+			if q := r.URL.Query(); q.Get("timeoutSeconds") != "" {
+				q.Set("timeoutSeconds", "1000000")
+				r.URL.RawQuery = q.Encode()
+			}
+		})
+		d := start(t, s)
+		first := d.Snapshot()
+		before := s.Count("watch pods") + s.Count("stream pods")
+		time.Sleep(10*time.Minute + overdue + time.Second) // client-go asks for five to ten minutes
+		if n := s.Count("watch pods") + s.Count("stream pods") - before; n == 0 {
+			t.Error("the watch is believed for ever")
+		}
+		s.Apply(t, pod("a", "10.0.0.1"))
+		if got := d.within(retryMax, "a", hasPod("a")); len(got.Problems) != 0 || len(got.Namespaces) != len(first.Namespaces) {
+			t.Errorf("afterwards: %s", show(got))
+		}
 	})
 }
 

@@ -3,10 +3,13 @@ package place
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/heddle-mesh/heddle/api/v1alpha1"
 	"github.com/heddle-mesh/heddle/cmd/heddle/cluster"
@@ -35,11 +38,7 @@ func (p *inCluster) Namespace() string { return p.c.Namespace() }
 
 // world reads the cluster through the control plane's own door, once.
 func (p *inCluster) World(ctx context.Context) (*source.Snapshot, error) {
-	file, err := p.oneKubeconfig()
-	if err != nil {
-		return nil, err
-	}
-	src, err := kube.New(kube.Config{Kubeconfig: file, Context: p.context})
+	src, err := kube.New(kube.Config{Kubeconfig: p.kubeconfigs(), Context: p.context})
 	if err != nil {
 		return nil, err
 	}
@@ -68,24 +67,15 @@ func (p *inCluster) World(ctx context.Context) (*source.Snapshot, error) {
 	}
 }
 
-// oneKubeconfig is the file that names the cluster. Several, as KUBECONFIG may
-// list them, could mean another cluster here than there.
-func (p *inCluster) oneKubeconfig() (string, error) {
+// kubeconfigs are the files that name the cluster, as kubectl and cluster.Connect
+// find them; "": none is there, so we are in a pod of it.
+func (p *inCluster) kubeconfigs() string {
 	if p.kubeconfig != "" {
-		return p.kubeconfig, nil
+		return p.kubeconfig
 	}
-	list := filepath.SplitList(os.Getenv("KUBECONFIG"))
-	switch len(list) {
-	case 0:
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", fmt.Errorf("find the kubeconfig: %w", err)
-		}
-		return filepath.Join(home, ".kube", "config"), nil
-	case 1:
-		return list[0], nil
-	}
-	return "", errors.New("KUBECONFIG lists several files: say with --kubeconfig which one to explain from")
+	found := clientcmd.NewDefaultClientConfigLoadingRules().Precedence
+	found = slices.DeleteFunc(found, func(name string) bool { _, err := os.Stat(name); return name == "" || err != nil })
+	return strings.Join(found, string(filepath.ListSeparator))
 }
 
 func (p *inCluster) Policies(ctx context.Context, namespace string) ([]*Object, error) {
