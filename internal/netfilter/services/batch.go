@@ -16,9 +16,12 @@ import (
 )
 
 const (
-	// socketBuffer holds the largest batch: some 300 bytes a message and 60 an
-	// endpoint.
+	// socketBuffer holds the largest batch, which the kernel takes in one piece:
+	// maxBytes and one more Service port, of 200,000 endpoints at most.
 	socketBuffer = 32 << 20
+	// maxBytes bounds a batch beside maxBatch: messages with endpoints have up to
+	// 40 KB.
+	maxBytes = 4 << 20
 	// maxElements of one message: a netlink attribute has at most 64 KiB.
 	maxElements = 400
 	// answerWait bounds the wait for the kernel's answer to a batch. It comes
@@ -32,13 +35,14 @@ const (
 type batch struct {
 	table    string
 	messages []netlink.Message
+	bytes    int
 	ids      uint32
 	err      error
 	st       *Stats
 }
 
-// size is the number of messages queued.
-func (b *batch) size() int { return len(b.messages) }
+// full says that what is queued is enough for one transaction.
+func (b *batch) full() bool { return len(b.messages) >= maxBatch || b.bytes >= maxBytes }
 
 // commit sends what is queued, whole or not at all.
 func (b *batch) commit() error {
@@ -47,7 +51,7 @@ func (b *batch) commit() error {
 	}
 	b.st.Messages += len(b.messages)
 	list := b.messages
-	b.messages = nil
+	b.messages, b.bytes = nil, 0
 	list[len(list)-1].Header.Flags |= netlink.Acknowledge
 	border := func(kind int) netlink.Message {
 		m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind), Flags: netlink.Request}}
@@ -100,6 +104,7 @@ func (b *batch) add(kind int, flags netlink.HeaderFlags, attrs ...netlink.Attrib
 	if err != nil && b.err == nil {
 		b.err = fmt.Errorf("encode: %w", err)
 	}
+	b.bytes += len(body)
 	b.messages = append(b.messages, message(kind, flags, unix.NFPROTO_INET, body))
 }
 

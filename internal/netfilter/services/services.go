@@ -170,7 +170,7 @@ func (t *Table) apply(want *Rules, st *Stats) error {
 		now, has := want.Keys[k]
 		t.key(b, k, change{old, had, now, has})
 		st.Keys++
-		if b.size() >= maxBatch {
+		if b.full() {
 			if err := b.commit(); err != nil {
 				return err
 			}

@@ -334,6 +334,25 @@ func TestLarge(t *testing.T) {
 	})
 }
 
+// Messages about endpoints are large: a transaction is bounded by bytes too, or
+// the kernel refuses it for its size, again and again.
+func TestLargeMessages(t *testing.T) {
+	inNS(t, func(t *testing.T) {
+		rules := &Rules{Keys: map[Key]Target{}}
+		for i := range 60 {
+			rules.Keys[Key{addr("fd96::1"), 6, uint16(1 + i)}] = Target{Forward, fmt.Sprintf("many/s/tcp/%d/v6", i), endpoints(true, 3000)}
+		}
+		table := New(nil)
+		st, err := table.Apply(rules)
+		if err != nil || st.Transactions < 2 || st.Messages > maxBatch {
+			t.Errorf("%+v, %v", st, err)
+		}
+		if meddled, err := table.Meddled(true); meddled || err != nil {
+			t.Errorf("meddled %v, %v", meddled, err)
+		}
+	})
+}
+
 // Whatever somebody else does to the table is noticed and mended.
 func TestMeddling(t *testing.T) {
 	for name, f := range map[string]func(*batch){
