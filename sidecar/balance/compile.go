@@ -138,6 +138,7 @@ func (p *Port) fill(d *Destination, index int, sites []*site, choose func([]endp
 		p.none = telemetry.ReasonNoLocalEndpoints
 	}
 	if verdict != endpoint.Usable {
+		p.resting = all
 		return
 	}
 	p.endpoints = make([]*Endpoint, len(eligible))
@@ -154,6 +155,10 @@ func (p *Port) fill(d *Destination, index int, sites []*site, choose func([]endp
 	if !equal {
 		p.weights = sums
 	}
+	for _, j := range eligible {
+		all[j] = nil
+	}
+	p.resting = slices.DeleteFunc(all, func(e *Endpoint) bool { return e == nil })
 }
 
 // site checks what the wire says of an endpoint; nil, and a line in Broken,

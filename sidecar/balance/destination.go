@@ -62,6 +62,7 @@ type Port struct {
 
 	account   *account // shared by all ports of a workload's own address
 	endpoints []*Endpoint
+	resting   []*Endpoint // known, and not eligible
 	// weights[i] is the sum of the weights of endpoints[:i+1]; nil: all equal.
 	weights []uint64
 	none    telemetry.Reason // why endpoints is empty

@@ -30,6 +30,15 @@ const (
 	// them is taken: with half of the endpoints dead, 0.4 % of picks still
 	// meet a dead one, at a bounded cost.
 	redraws = 3
+	// failingStep is how much of an endpoint's failing share one answer decides:
+	// eight failures in a row make 0.9.
+	failingStep = 0.25
+	// failingMost bounds how often an endpoint that fails loses against another
+	// one: it draws a tenth of what it is drawn for, which shows when it is well
+	// again.
+	failingMost = 0.9
+	// failingLeast is a share that is as good as none.
+	failingLeast = 0.01
 )
 
 // Endpoint is where a connection goes.
@@ -54,11 +63,12 @@ type EndpointState struct {
 	measured atomic.Int64  // when latency was set, since born
 	penalty  atomic.Int64  // avoided until then, since born
 	failures atomic.Int32  // since the last success
+	failing  atomic.Uint64 // bits of a float64: what share of the last answers were failures
 
 	bad       atomic.Int32 // failures that count for ejection, one after the other
 	ejected   atomic.Int64 // left out until then, since born
 	back      atomic.Bool  // that it is back was not told yet
-	ejections int64        // lately; guarded by the account that ejects
+	ejections atomic.Int64 // lately
 
 	born    time.Time
 	gone    chan struct{}
@@ -160,9 +170,17 @@ const penaltyCost = 1e18
 // asked than given up.
 const ejectedCost = 1e36
 
-// cost is what one more request would meet there, in nanoseconds.
+// failingCost is above any cost of one that does well, and below penaltyCost.
+const failingCost = 1e15
+
+// cost is what one more request would meet there, in nanoseconds. An endpoint
+// that fails is quick and has little in flight, which would draw all to it: as
+// often as it fails it counts as dearer than any that does not.
 func (p *Port) cost(e *Endpoint, now int64) float64 {
 	c := e.cost(now)
+	if bits := e.State.failing.Load(); bits != 0 && rand.Float64() < min(math.Float64frombits(bits), failingMost) {
+		c += failingCost
+	}
 	if p.ejects() && e.State.isEjected(now) {
 		return ejectedCost * (1 + c/penaltyCost)
 	}
@@ -203,7 +221,8 @@ func (s *EndpointState) average(now int64) float64 {
 func (s *EndpointState) Begin() { s.inFlight.Add(1) }
 
 // End takes back what Begin counted. latency is the time from Begin to the
-// answer's first byte; zero: nothing was learnt, or Observe has told already.
+// answer's first byte; zero: nothing was learnt, Observe has told already, or
+// the answer was a failure, whose quickness is none.
 // failed: the connection could not be made or broke before an answer; then
 // latency does not count and the endpoint is avoided for a while.
 func (s *EndpointState) End(latency time.Duration, failed bool) {
@@ -222,13 +241,18 @@ func (s *EndpointState) End(latency time.Duration, failed bool) {
 	}
 }
 
-// Observe records an answer's latency while its request or connection goes on:
-// the time to connect, for a connection that may last for hours.
-func (s *EndpointState) Observe(latency time.Duration) {
+// forgive ends the penalty.
+func (s *EndpointState) forgive() {
 	if s.failures.Load() != 0 {
 		s.failures.Store(0)
 		s.penalty.Store(0)
 	}
+}
+
+// Observe records an answer's latency while its request or connection goes on:
+// the time to connect, for a connection that may last for hours.
+func (s *EndpointState) Observe(latency time.Duration) {
+	s.forgive()
 	now := int64(time.Since(s.born))
 	sample := max(float64(latency), 1)
 	for {
@@ -242,6 +266,26 @@ func (s *EndpointState) Observe(latency time.Duration) {
 		}
 		if s.latency.CompareAndSwap(old, math.Float64bits(next)) {
 			s.measured.Store(now)
+			return
+		}
+	}
+}
+
+// fared counts an answer, or that there was none, into the share of failures.
+// An endpoint that does well costs one load.
+func (s *EndpointState) fared(failed bool) {
+	for {
+		old := s.failing.Load()
+		if old == 0 && !failed {
+			return
+		}
+		share := math.Float64frombits(old) * (1 - failingStep)
+		if failed {
+			share += failingStep
+		} else if share < failingLeast {
+			share = 0
+		}
+		if s.failing.CompareAndSwap(old, math.Float64bits(share)) {
 			return
 		}
 	}

@@ -65,11 +65,20 @@ func (p *Port) Breaker() *breaker.Breaker { return p.account.breaker }
 // Endpoints are all that Pick chooses from. Read only.
 func (p *Port) Endpoints() []*Endpoint { return p.endpoints }
 
+// Resting are the others that serve the port: not ready, or not meant for us
+// now. Their connections may still be open. Read only.
+func (p *Port) Resting() []*Endpoint { return p.resting }
+
 func (p *Port) ejects() bool { return p.Policy != nil && p.Policy.Ejection.Failures > 0 }
 
-// Report tells how an endpoint fared. What it gives is how long the endpoint is
+// Report tells how a request or connection fared at an endpoint, also without a
+// policy: one that fails is picked less (cost). What it gives is how long the endpoint is
 // ejected because of that; zero: it is not.
 func (p *Port) Report(s *EndpointState, failed bool) time.Duration {
+	s.fared(failed)
+	if !failed {
+		s.forgive()
+	}
 	if !p.ejects() {
 		return 0
 	}
@@ -100,14 +109,14 @@ func (p *Port) eject(s *EndpointState) time.Duration {
 		return 0
 	}
 	// Each whole base that it has served well since takes one ejection back.
-	times := s.ejections
+	times := s.ejections.Load()
 	if ended := s.ejected.Load(); ended > 0 && rule.Base > 0 {
 		times = max(times-(now-ended)/int64(rule.Base), 0)
 	}
-	s.ejections = times + 1
+	s.ejections.Store(times + 1)
 	long := rule.Max
 	if times < int64(rule.Max/max(rule.Base, 1)) {
-		long = min(time.Duration(s.ejections)*rule.Base, rule.Max)
+		long = min(time.Duration(times+1)*rule.Base, rule.Max)
 	}
 	s.bad.Store(0)
 	s.back.Store(true)

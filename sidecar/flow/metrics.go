@@ -14,9 +14,12 @@ import (
 // and service "other", so that no client can make series without end.
 const maxPeers = 1000
 
-// maxRules bounds the audit rules that are told apart: policies come and go for
-// as long as a pod lives.
-const maxRules = 200
+// maxRules bounds the audit rules that are told apart, maxServices the Services
+// of the counters that know no peer: both come and go for as long as a pod lives.
+const (
+	maxRules    = 200
+	maxServices = maxPeers
+)
 
 const other = "other"
 
@@ -40,9 +43,10 @@ type Metrics struct {
 	circuit    *prometheus.CounterVec
 	ejections  *prometheus.CounterVec
 
-	mu    sync.Mutex
-	peers map[peerKey]*Peer
-	rules map[string]bool // audit rules that have a series
+	mu       sync.Mutex
+	peers    map[peerKey]*Peer
+	rules    map[string]bool // audit rules that have a series
+	services map[string]bool
 }
 
 type peerKey struct {
@@ -88,6 +92,7 @@ func NewMetrics() *Metrics {
 		ejections:  counter("heddle_ejections_total", "Endpoints ejected because they kept failing.", "service"),
 		peers:      map[peerKey]*Peer{},
 		rules:      map[string]bool{},
+		services:   map[string]bool{},
 	}
 }
 
@@ -160,39 +165,47 @@ func (m *Metrics) Refused(direction string, reason telemetry.Reason) {
 
 // Audited counts what an audit rule means; ReasonOK: it was let in.
 func (m *Metrics) Audited(rule string, reason telemetry.Reason) {
-	m.mu.Lock()
-	switch {
-	case m.rules[rule]:
-	case len(m.rules) < maxRules:
-		m.rules[rule] = true
-	default:
-		rule = other
-	}
-	m.mu.Unlock()
+	rule = m.label(m.rules, rule, maxRules)
 	if reason == telemetry.ReasonOK {
 		reason = "none"
 	}
 	m.audits.WithLabelValues(rule, string(reason)).Inc()
 }
 
+// label gives a label's value, other if it would be one too many.
+func (m *Metrics) label(have map[string]bool, value string, most int) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case have[value]:
+	case len(have) < most:
+		have[value] = true
+	default:
+		return other
+	}
+	return value
+}
+
+func (m *Metrics) service(name string) string { return m.label(m.services, name, maxServices) }
+
 // Retried counts what was tried once more, or more often, because of a policy.
 func (m *Metrics) Retried(service, cause string, times int) {
-	m.retries.WithLabelValues(service, cause).Add(float64(times))
+	m.retries.WithLabelValues(m.service(service), cause).Add(float64(times))
 }
 
 // RetryDenied counts a request that was not sent again.
 func (m *Metrics) RetryDenied(service string, reason telemetry.Reason) {
-	m.denied.WithLabelValues(service, string(reason)).Inc()
+	m.denied.WithLabelValues(m.service(service), string(reason)).Inc()
 }
 
 // CircuitOpen counts what a circuit breaker refused; limit is requests,
 // connections or pending.
 func (m *Metrics) CircuitOpen(service, limit string) {
-	m.circuit.WithLabelValues(service, limit).Inc()
+	m.circuit.WithLabelValues(m.service(service), limit).Inc()
 }
 
 // Ejected counts an endpoint's ejection.
-func (m *Metrics) Ejected(service string) { m.ejections.WithLabelValues(service).Inc() }
+func (m *Metrics) Ejected(service string) { m.ejections.WithLabelValues(m.service(service)).Inc() }
 
 // Handshake counts a handshake; ReasonOK: it succeeded.
 func (m *Metrics) Handshake(direction string, reason telemetry.Reason) {

@@ -165,7 +165,7 @@ var faults = map[telemetry.Reason]*http1.Fault{
 	telemetry.ReasonNoIdentity:         {Status: 502, Detail: "this workload has no certificate"},
 }
 
-var faultNoSuchPort = &http1.Fault{Status: 503, Reason: telemetry.ReasonNoSuchPort, Detail: "the Service has no such port"}
+var faultNoSuchPort = &http1.Fault{Status: 503, Reason: telemetry.ReasonNoSuchPort, Detail: "the Service has no such port, or is no more"}
 
 func faultOf(r telemetry.Reason) *http1.Fault {
 	if f := faults[r]; f != nil {

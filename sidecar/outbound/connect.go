@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/balance"
 	"github.com/heddle-mesh/heddle/sidecar/breaker"
 	"github.com/heddle-mesh/heddle/sidecar/flow"
 	"github.com/heddle-mesh/heddle/sidecar/http1"
@@ -78,6 +79,9 @@ func (s *session) await(ctx context.Context, b *breaker.Breaker, by time.Time) (
 	if c := s.spare(); c != nil {
 		return c, nil
 	}
+	if s.makeRoom() && b.Connection(limits.Connections) {
+		return nil, nil
+	}
 	w := b.Join(limits)
 	if w == nil {
 		return nil, s.shed(limitPending, "the circuit breaker is open: all connections are in use, and as many requests wait as may")
@@ -129,12 +133,40 @@ func (s *session) spare() *http1.Conn {
 	return nil
 }
 
+// makeRoom closes a connection that is kept idle to an endpoint that is not
+// asked now: those would hold all places for as long as a pool keeps them.
+func (s *session) makeRoom() bool {
+	drop := func(ep *balance.Endpoint) bool {
+		if t, ok := ep.State.Pool.Load().(*target); ok {
+			if c := t.pool.Take(); c != nil {
+				t.pool.Put(c, false)
+				return true
+			}
+		}
+		return false
+	}
+	for _, ep := range s.port.Resting() {
+		if drop(ep) {
+			return true
+		}
+	}
+	for _, ep := range s.port.Endpoints() {
+		if s.port.IsEjected(ep) && drop(ep) {
+			return true
+		}
+	}
+	return false
+}
+
 // adopt makes the endpoint of a connection the one that is being tried; false:
-// it has left the Service.
+// it has left the Service, or is ejected and the one that was picked is not.
 func (s *session) adopt(c *http1.Conn) bool {
 	t := c.Owner.(*lease).target
 	for _, ep := range s.port.Endpoints() {
 		if ep.State == t.state {
+			if s.port.IsEjected(ep) && !s.port.IsEjected(s.ep) {
+				return false
+			}
 			s.target.state.End(0, false)
 			s.ep, s.target = ep, t
 			t.state.Begin()

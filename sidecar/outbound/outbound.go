@@ -158,6 +158,9 @@ func (s *session) load() *balance.Destination {
 	if d := s.entry.Load(); d != s.dest {
 		s.dest = d
 		s.port = d.Port(s.dst.Port())
+		if d.Kind == balance.External {
+			s.port = nil // a Service or pod that is no more has nothing to pick from
+		}
 	}
 	return s.dest
 }

@@ -79,14 +79,15 @@ func (s *session) Release(c *http1.Conn, o http1.Outcome) {
 	s.endSpan(o)
 	c.Fields = nil // ours, and the connection may outlive us
 	latency := o.Latency
-	if !c.Reused {
-		// The first answer on a connection also pays for the other side's own
+	counts, failed := judged(o)
+	if !c.Reused || !counts || failed {
+		// A failure's quickness says nothing of what an answer takes. The first answer on a connection also pays for the other side's own
 		// connection and cold caches: taken for the endpoint's speed it would keep
 		// a new endpoint without requests for as long as that is remembered.
 		latency = 0
 	}
 	s.ep.State.End(latency, o.Failed || o.Unreached)
-	if counts, failed := judged(o); counts {
+	if counts {
 		s.report(s.ep, failed)
 	}
 	if o.Unreached || o.Elsewhere {
