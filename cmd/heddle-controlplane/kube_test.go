@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -85,4 +87,41 @@ func TestOnAPIServer(t *testing.T) {
 	stranger := newSidecar(t, dir, a.peers, "forged")
 	eventually(t, "a forged token is refused", func() bool { return strings.Contains(stranger.State().LastError, "invalid bearer token") })
 	s.Apply(t, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: orders-1, namespace: shop, labels: {kubernetes.io/service-name: orders}}\naddressType: IPv4\nports: [{name: http, port: 8080, protocol: TCP}]\nendpoints:\n- {addresses: [10.244.1.2], conditions: {ready: true}}\n")
+}
+
+// TestAuthorityDeleted: a control plane that starts while the authority's
+// Secret is gone, its roots published, waits and says why; the Secret put back,
+// it serves under the old root.
+func TestAuthorityDeleted(t *testing.T) {
+	s := onServer(t)
+	args := []string{"--source=kube", "--kubeconfig=" + s.Kubeconfig(t), "--ca-secret=heddle-system/heddle-ca", "--listen=127.0.0.1:0"}
+	a := startWith(t, args...)
+	bundle := func() string {
+		data, _ := s.Get("configmaps", "heddle-system", "heddle-trust-bundle")["data"].(map[string]any)
+		roots, _ := data["roots.pem"].(string)
+		return roots
+	}
+	eventually(t, "the roots are published", func() bool { return bundle() != "" })
+	roots, kept := bundle(), s.Get("secrets", "heddle-system", "heddle-ca")
+	a.stop()
+	s.Delete("secrets", "heddle-system", "heddle-ca")
+	b := begin(t, args...)
+	eventually(t, "it says what is missing", func() bool {
+		status, text := b.get("/ready")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "ConfigMap heddle-system/heddle-trust-bundle holds the roots")
+	})
+	if s.Get("secrets", "heddle-system", "heddle-ca") != nil {
+		t.Error("a new authority was made")
+	}
+	delete(kept["metadata"].(map[string]any), "resourceVersion")
+	kept["apiVersion"], kept["kind"] = "v1", "Secret"
+	text, err := json.Marshal(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Apply(t, string(text))
+	eventually(t, "ready", func() bool { status, _ := b.get("/ready"); return status == http.StatusOK })
+	if bundle() != roots {
+		t.Error("another root is published")
+	}
 }

@@ -159,6 +159,14 @@ func start(t *testing.T, f *folder, caDir, listen string) *program {
 
 func startWith(t *testing.T, args ...string) *program {
 	t.Helper()
+	p := begin(t, args...)
+	eventually(t, "ready", func() bool { status, _ := p.get("/ready"); return status == http.StatusOK })
+	return p
+}
+
+// begin starts a control plane that may not become ready.
+func begin(t *testing.T, args ...string) *program {
+	t.Helper()
 	cfg, err := parse(append(args, "--metrics=127.0.0.1:0", "--trust-domain=demo.test", "--log-level=debug"), io.Discard, testLog{t})
 	if err != nil {
 		t.Fatal(err)
@@ -188,7 +196,6 @@ func startWith(t *testing.T, args ...string) *program {
 	case err := <-done:
 		t.Fatal(err)
 	}
-	eventually(t, "ready", func() bool { status, _ := p.get("/ready"); return status == http.StatusOK })
 	return p
 }
 
