@@ -164,7 +164,8 @@ func (g *given) settle(in namespaced) error {
 	case in.asked && said != in.name:
 		return fmt.Errorf("is %s, and --namespace is %s", said, in.name)
 	}
-	delete(o, "status") // the control plane's to write
+	delete(o, "status")           // the control plane's to write
+	delete(meta, "managedFields") // the API server's; it takes none
 	var err error
 	g.json, err = json.Marshal(o)
 	return err

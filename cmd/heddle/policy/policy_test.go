@@ -146,3 +146,20 @@ func TestApplyWaits(t *testing.T) {
 	want("apply -f P/mesh.yaml --wait=30s", "MeshConfig default created\n", "put in place, but not accepted: spec.trustDomain: ", "1 of 1 object not in force\n[exit 1]")
 	want("get -A", "no: Invalid", "\nMeshConfig default: spec.trustDomain: ")
 }
+
+// What "kubectl get --show-managed-fields -o yaml" wrote can be applied again.
+func TestReadAgain(t *testing.T) {
+	text := `apiVersion: heddle.dev/v1alpha1
+kind: AccessPolicy
+metadata: {name: p, namespace: shop, managedFields: [{manager: kubectl, operation: Apply}]}
+spec: {rules: [{action: allow}]}
+status: {conditions: []}
+`
+	r, err := read(strings.NewReader(text), []string{"-"}, namespaced{"default", false})
+	if err != nil || len(r.problems) > 0 || len(r.objects) != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if got := string(r.objects[0].json); strings.Contains(got, "managedFields") || strings.Contains(got, "status") || !strings.Contains(got, `"namespace":"shop"`) {
+		t.Error(got)
+	}
+}
