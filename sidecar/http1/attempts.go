@@ -3,9 +3,11 @@ package http1
 import (
 	"errors"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/heddle-mesh/heddle/internal/telemetry"
+	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
 	"github.com/heddle-mesh/heddle/sidecar/retry"
 )
 
@@ -33,10 +35,17 @@ type attempts struct {
 	repeatable bool
 	informed   bool // the client has got an informational answer: no way back
 	// kept holds the request so far, head and body, from when reading on would
-	// overwrite it where it was read. lost: it was too much, or not wanted.
-	kept []byte
-	lost bool
+	// overwrite it where it was read. keeping is known to the upload as well.
+	kept    []byte
+	keeping atomic.Uint32
 }
+
+// How the body is kept.
+const (
+	keepMost uint32 = iota // up to what the policy says
+	keepNone               // it was too much, or is not wanted
+	keepAll                // it is sent again: of what still comes nothing may be missing
+)
 
 // plan begins a request.
 func (r *Relay) plan() {
@@ -77,36 +86,36 @@ func (t *attempts) over() bool { return !t.end.IsZero() && !time.Now().Before(t.
 // so far, then each piece of the body that comes.
 func (r *Relay) keep(b []byte) {
 	t := &r.tries
-	if t.lost {
+	if t.keeping.Load() == keepNone {
 		return
 	}
 	if t.kept == nil {
-		t.kept = append(takeBuffer(mediumBuffer)[:0], r.req.Bytes()...)
+		t.kept = append(codec.TakeBuffer(codec.MediumBuffer)[:0], r.req.Bytes()...)
 		t.kept = append(t.kept, r.first...)
 	}
-	if len(t.kept)-r.req.Len()+len(b) > t.plan.Rule.MaxBody {
-		t.lost = true
+	if len(t.kept)-r.req.Len()+len(b) > t.plan.Rule.MaxBody && t.keeping.CompareAndSwap(keepMost, keepNone) {
 		return
 	}
-	if need := len(t.kept) + len(b); need > cap(t.kept) && need <= largeBuffer {
-		larger := append(takeBuffer(need)[:0], t.kept...)
-		giveBuffer(t.kept)
+	if need := len(t.kept) + len(b); need > cap(t.kept) && need <= codec.LargeBuffer {
+		larger := append(codec.TakeBuffer(need)[:0], t.kept...)
+		codec.GiveBuffer(t.kept)
 		t.kept = larger
 	}
 	t.kept = append(t.kept, b...)
 }
 
 // whole tells whether the request can be sent once more: all of it that was
-// sent is in our hands, and the client has seen nothing of an answer and waits.
+// sent is in our hands, and stays so, and the client has seen nothing of an
+// answer and waits.
 func (r *Relay) whole() bool {
-	t := &r.tries
-	return !t.informed && !t.lost && !r.watch.halfClosed.Load()
+	k := &r.tries.keeping
+	return !r.tries.informed && !r.watch.halfClosed.Load() && !r.upload.gone.Load() && (k.CompareAndSwap(keepMost, keepAll) || k.Load() == keepAll)
 }
 
 // forget gives back what was kept.
 func (t *attempts) forget() {
 	if t.kept != nil {
-		giveBuffer(t.kept)
+		codec.GiveBuffer(t.kept)
 		t.kept = nil
 	}
 }
@@ -135,7 +144,7 @@ func (r *Relay) retry(named bool, cause retry.Cause) verdict {
 	if !named || t.retries >= rule.Attempts {
 		return verdict{}
 	}
-	if tooLong := t.lost || len(r.first) > rule.MaxBody; tooLong || !r.whole() {
+	if tooLong := t.keeping.Load() == keepNone || len(r.first) > rule.MaxBody; tooLong || !r.whole() {
 		if tooLong {
 			r.x.Denied = telemetry.ReasonRetryBody
 		}

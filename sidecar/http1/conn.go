@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
@@ -13,41 +12,6 @@ import (
 	"github.com/heddle-mesh/heddle/sidecar/http1/codec"
 	"github.com/heddle-mesh/heddle/sidecar/tunnel"
 )
-
-// Buffer sizes: small for heads, then larger as long as reads fill them.
-const (
-	smallBuffer  = 4 << 10
-	mediumBuffer = 16 << 10
-	// largeBuffer holds the largest head, and four TLS records.
-	largeBuffer = codec.MaxHead
-)
-
-var (
-	smallBuffers  = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
-	mediumBuffers = sync.Pool{New: func() any { return new([mediumBuffer]byte) }}
-	largeBuffers  = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
-)
-
-func takeBuffer(size int) []byte {
-	switch {
-	case size <= smallBuffer:
-		return smallBuffers.Get().(*[smallBuffer]byte)[:]
-	case size <= mediumBuffer:
-		return mediumBuffers.Get().(*[mediumBuffer]byte)[:]
-	}
-	return largeBuffers.Get().(*[largeBuffer]byte)[:]
-}
-
-func giveBuffer(b []byte) {
-	switch cap(b) {
-	case smallBuffer:
-		smallBuffers.Put((*[smallBuffer]byte)(b[:smallBuffer]))
-	case mediumBuffer:
-		mediumBuffers.Put((*[mediumBuffer]byte)(b[:mediumBuffer]))
-	case largeBuffer:
-		largeBuffers.Put((*[largeBuffer]byte)(b[:largeBuffer]))
-	}
-}
 
 // Conn is a connection, to a client or to an endpoint, with what was read of it
 // and not used yet. It holds no buffer while it is idle, if it is plain TCP.
@@ -97,7 +61,7 @@ func NewConn(c net.Conn, read []byte) *Conn {
 		}
 	}
 	if len(read) > 0 {
-		hc.buf = takeBuffer(len(read))
+		hc.buf = codec.TakeBuffer(len(read))
 		hc.w = copy(hc.buf, read)
 	}
 	return hc
@@ -114,7 +78,7 @@ func (c *Conn) consume(n int) {
 // release gives an empty buffer back.
 func (c *Conn) release() {
 	if c.buf != nil && c.r == c.w {
-		giveBuffer(c.buf)
+		codec.GiveBuffer(c.buf)
 		c.buf, c.r, c.w, c.filled = nil, 0, 0, false
 	}
 }
@@ -150,24 +114,24 @@ func (c *Conn) took(n int, err error) error {
 func (c *Conn) room() error {
 	switch {
 	case c.buf == nil:
-		c.buf = takeBuffer(smallBuffer)
+		c.buf = codec.TakeBuffer(codec.SmallBuffer)
 	case c.r == c.w:
 		c.r, c.w = 0, 0
-		if c.filled && len(c.buf) < largeBuffer {
+		if c.filled && len(c.buf) < codec.LargeBuffer {
 			size := len(c.buf) + 1
-			giveBuffer(c.buf)
-			c.buf = takeBuffer(size)
+			codec.GiveBuffer(c.buf)
+			c.buf = codec.TakeBuffer(size)
 		}
 	case c.w < len(c.buf):
 	case c.r > 0:
 		c.w = copy(c.buf, c.buf[c.r:c.w])
 		c.r = 0
-	case len(c.buf) == largeBuffer:
+	case len(c.buf) == codec.LargeBuffer:
 		return errBufferFull
 	default:
-		larger := takeBuffer(len(c.buf) + 1)
+		larger := codec.TakeBuffer(len(c.buf) + 1)
 		c.w = copy(larger, c.buf[:c.w])
-		giveBuffer(c.buf)
+		codec.GiveBuffer(c.buf)
 		c.buf = larger
 	}
 	return nil
@@ -186,17 +150,17 @@ func (c *Conn) fillRaw() error {
 }
 
 func (c *Conn) readRaw(fd uintptr) bool {
-	buf := takeBuffer(smallBuffer)
+	buf := codec.TakeBuffer(codec.SmallBuffer)
 	for {
 		n, err := unix.Read(int(fd), buf)
 		switch {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EAGAIN:
-			giveBuffer(buf)
+			codec.GiveBuffer(buf)
 			return false
 		case err != nil || n <= 0:
-			giveBuffer(buf)
+			codec.GiveBuffer(buf)
 			c.rawE = err
 			return true
 		}

@@ -93,7 +93,11 @@ type rig struct {
 func newRig(t testing.TB, c Config, serve func(net.Conn)) *rig {
 	t.Helper()
 	r := &rig{t: t, config: c}
-	r.config.Backend = r
+	if w, ok := c.Backend.(*watched); ok {
+		w.rig = r
+	} else {
+		r.config.Backend = r
+	}
 	r.endpoint, r.front = listen(t), listen(t)
 	r.wg.Go(func() { r.accept(r.endpoint, serve) })
 	r.wg.Go(func() {

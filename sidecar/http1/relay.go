@@ -201,10 +201,10 @@ func (r *Relay) exchange(ctx context.Context) (bool, error) {
 	complete := r.endUpload(up, err)
 	reusable := err == nil && complete && r.upReusable(up)
 	o := Outcome{Reusable: reusable, Status: r.res.Status, Latency: r.watch.latency}
-	switch err {
-	case errUpstream:
+	switch {
+	case err == errUpstream && !r.clientGone():
 		o.Reason, o.Failed = telemetry.ReasonUpstreamReset, true
-	case errLate:
+	case err == errLate:
 		o.Reason, o.Failed = telemetry.ReasonUpstreamTimeout, true
 		up.Abort()
 	}
@@ -351,7 +351,7 @@ func (r *Relay) record(status int) {
 
 func (r *Relay) takeOut() {
 	if r.out == nil {
-		r.out = takeBuffer(mediumBuffer)[:0]
+		r.out = codec.TakeBuffer(codec.MediumBuffer)[:0]
 	}
 	r.out = r.out[:0]
 }
@@ -360,7 +360,7 @@ func (r *Relay) takeOut() {
 // then it is garbage.
 func (r *Relay) giveOut() {
 	if r.out != nil {
-		giveBuffer(r.out)
+		codec.GiveBuffer(r.out)
 		r.out = nil
 	}
 }

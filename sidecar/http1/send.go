@@ -50,8 +50,11 @@ func (r *Relay) send(ctx context.Context) (*Conn, error) {
 			}
 		} else {
 			a := r.try(up, by)
-			if v = r.judge(up, a); !v.again && a.err == nil {
-				return up, nil
+			if v = r.judge(up, a); !v.again {
+				t.keeping.Store(keepNone)
+				if a.err == nil {
+					return up, nil
+				}
 			}
 			if err = r.giveBack(up, a, v); !v.again || err != nil {
 				return nil, err
@@ -96,14 +99,19 @@ func (r *Relay) giveBack(up *Conn, a attempt, v verdict) error {
 		if r.unreached(up) {
 			o.Unreached, o.Reason = true, telemetry.ReasonConnectFailed
 		}
-		err = r.pauseUpload(up)
-		o.Reusable = err == nil && r.drainAnswer(up)
+		var whole bool
+		whole, err = r.pauseUpload(up)
+		o.Reusable = err == nil && whole && r.drainAnswer(up)
 	case v.again:
-		o.Reason, o.Failed = reasonOf(err), v.elsewhere
-		err = r.pauseUpload(up)
+		if _, err = r.pauseUpload(up); err == nil {
+			o.Reason, o.Failed = reasonOf(a.err), v.elsewhere
+		}
 	default:
-		r.endUpload(up, err)
-		o.Reason, o.Failed = reasonOf(err), true
+		if r.endUpload(up, err); r.upload.broken() {
+			err = r.upload.err // so the endpoint's end was our doing
+		}
+		o.Reason = reasonOf(err)
+		o.Failed = o.Reason != telemetry.ReasonOK && !r.clientGone()
 	}
 	if a.err == faultLate {
 		up.Abort() // so that the endpoint's sidecar, too, gives up at once
@@ -167,7 +175,7 @@ func (r *Relay) try(up *Conn, by time.Time) attempt {
 		return attempt{err: faultReset, unsent: n == 0, silent: true}
 	}
 	r.watch.await(up)
-	defer r.watch.await(nil)
+	defer r.watch.answered()
 	if !r.reqBody.Done() {
 		r.startUpload(up)
 	}
@@ -221,9 +229,9 @@ func (r *Relay) readAnswer(up *Conn) (bool, error) {
 			r.tries.informed = true
 			r.resEdit.NoLengths, r.resEdit.AsMinor1 = true, true
 			// Not into out: it still holds the request.
-			info := r.res.AppendTo(takeBuffer(smallBuffer)[:0], &r.resEdit)
+			info := r.res.AppendTo(codec.TakeBuffer(codec.SmallBuffer)[:0], &r.resEdit)
 			err := r.writeDown(append(info, "\r\n"...))
-			giveBuffer(info)
+			codec.GiveBuffer(info)
 			if err != nil {
 				return false, err
 			}

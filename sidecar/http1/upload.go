@@ -21,18 +21,21 @@ type upload struct {
 	bytes   int64 // valid after done; of all attempts
 	last    atomic.Bool
 	stop    atomic.Bool
+	gone    atomic.Bool // the client broke off, and the endpoint's connection with it
 }
 
 func (r *Relay) startUpload(up *Conn) {
 	u := &r.upload
 	u.running, u.err, u.client = true, nil, false
 	if t := &r.tries; t.plan.Rule.Attempts > t.retries {
+		t.keeping.CompareAndSwap(keepAll, keepMost)
 		r.keep(nil)
 	} else {
-		t.lost = true
+		t.keeping.Store(keepNone)
 	}
 	u.last.Store(false)
 	u.stop.Store(false)
+	u.gone.Store(false)
 	go r.runUpload(up)
 }
 
@@ -43,6 +46,7 @@ func (r *Relay) runUpload(up *Conn) {
 	if err != nil && toClient && !u.stop.Load() {
 		// The client broke off, or sends nonsense: the endpoint must not wait for
 		// the rest, nor take what it has for the whole.
+		u.gone.Store(true)
 		up.Abort()
 	}
 	u.done <- struct{}{}
@@ -114,16 +118,22 @@ func (r *Relay) endUpload(up *Conn, err error) bool {
 	return false
 }
 
+// broken tells that the client broke off its request, or sent nonsense. The
+// upload must have ended.
+func (u *upload) broken() bool { return u.client && u.err != nil && !isLate(u.err) }
+
 // pauseUpload ends an upload in the middle; the next attempt goes on with it.
-// An error is the client's: there will be no more of the request.
-func (r *Relay) pauseUpload(up *Conn) error {
+// True: the endpoint got the whole body. An error is the client's: there will be
+// no more of the request.
+func (r *Relay) pauseUpload(up *Conn) (whole bool, err error) {
 	u := &r.upload
 	if !u.running {
-		return nil
+		return true, nil
 	}
 	u.running = false
 	select {
 	case <-u.done:
+		whole = u.err == nil
 	default:
 		u.stop.Store(true)
 		r.down.SetReadDeadline(time.Unix(1, 0))
@@ -132,10 +142,10 @@ func (r *Relay) pauseUpload(up *Conn) error {
 		r.down.SetReadDeadline(time.Time{})
 		u.stop.Store(false)
 	}
-	if u.client && !isLate(u.err) {
-		return u.err
+	if u.broken() {
+		err = u.err
 	}
-	return nil
+	return whole, err
 }
 
 // fillDown reads from the client. A deadline that Sweep set for a phase that

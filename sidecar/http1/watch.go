@@ -44,8 +44,20 @@ func (w *watch) enter(p phase) {
 	w.seq.Store((w.seq.Load()>>phaseBits+1)<<phaseBits | uint64(p))
 }
 
-// await names the connection whose answer is awaited; nil: none.
+// await names the connection whose answer is awaited, until answered.
 func (w *watch) await(up *Conn) { w.up.Store(up) }
+
+// answered ends that. passFIN may have taken the connection at this moment: then
+// its other half is closed any time now, and no other request may use it.
+func (w *watch) answered() {
+	if w.up.Swap(nil) == nil {
+		w.halfClosed.Store(true)
+	}
+}
+
+// clientGone tells that the client has gone, or has closed its sending side: an
+// endpoint that breaks off then is not to blame. The upload must have ended.
+func (r *Relay) clientGone() bool { return r.watch.halfClosed.Load() || r.upload.broken() }
 
 // Busy tells whether a request, or a tunnel, is under way.
 func (r *Relay) Busy() bool { return phase(r.watch.seq.Load()&(1<<phaseBits-1)) != phaseIdle }
@@ -108,6 +120,9 @@ func (r *Relay) passFIN() {
 			(*cancel)()
 		}
 		return
+	}
+	if !r.watch.up.CompareAndSwap(up, nil) {
+		return // it was answered just now
 	}
 	r.watch.halfClosed.Store(true)
 	if events&unix.POLLERR != 0 {

@@ -2,8 +2,8 @@
 // edited: heads in place, as offsets, bodies as they stream by. What two parsers
 // could read in two ways is refused, never repaired.
 //
-// It is pure: no connection, no buffer of its own, no allocation once a Head
-// has grown. sidecar/http1 relays with it.
+// It is pure: no connection, no allocation once a Head has grown, and no buffer
+// held; those of its sizes are lent to sidecar/http1, which relays with it.
 package codec
 
 // Bounds. docs/datapath.md lists them for users.
