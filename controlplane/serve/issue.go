@@ -37,6 +37,11 @@ func (s *Server) issue(ctx context.Context, from wire.Caller, req *pb.IssueReque
 	if err != nil {
 		return nil, err
 	}
+	if pod.Phase == "Succeeded" || pod.Phase == "Failed" {
+		// Its object, and with it its token, may stand for days; nothing of it
+		// runs that would need an identity.
+		return nil, wire.Refuse(wire.Denied, "pod %s/%s is over (%s)", pod.Namespace, pod.Name, pod.Phase)
+	}
 	id, err := spiffeid.FromSegments(s.cfg.TrustDomain, "ns", pod.Namespace, "sa", pod.ServiceAccount)
 	if err != nil {
 		return nil, wire.Refuse(wire.Denied, "%s/%s makes no SPIFFE ID: %v", pod.Namespace, pod.ServiceAccount, err)

@@ -92,6 +92,7 @@ func firstWorld() *world {
 		uid := fmt.Sprintf("uid-%d", i+1)
 		w.pods[uid] = &source.Pod{Namespace: "shop", Name: name + "-1", ServiceAccount: name, UID: uid}
 	}
+	w.pods["uid-4"] = &source.Pod{Namespace: "shop", Name: "job-1", ServiceAccount: "job", UID: "uid-4", Phase: "Succeeded"}
 	return w.with(1, resource(1, "mesh", "m1"), resource(1, "inbound", "i1"), resource(1, "bundle", "b1"), service(1, "10.96.0.1", 8080, 8081))
 }
 
@@ -155,6 +156,7 @@ func newPlane(t *testing.T) *plane {
 		Tokens: tokens{
 			"web":     {Namespace: "shop", ServiceAccount: "web", PodUID: "uid-1"},
 			"gone":    {Namespace: "shop", ServiceAccount: "web", PodUID: "uid-9"},
+			"over":    {Namespace: "shop", ServiceAccount: "job", PodUID: "uid-4"},
 			"other":   {Namespace: "shop", ServiceAccount: "web", PodUID: "uid-2"},
 			"unbound": {Namespace: "shop", ServiceAccount: "web"},
 		},
