@@ -139,14 +139,22 @@ func (a *applying) all(ctx context.Context, list []*given) error {
 		done = append(done, put{g.ref, did})
 		fmt.Fprintf(a.out, "%s %s\n", g.ref, did.What)
 	}
-	if a.wait > 0 {
-		ctx, cancel := context.WithTimeoutCause(ctx, a.wait, errNoWord)
-		defer cancel()
-		for _, p := range done {
-			if err := a.await(ctx, p.ref, p.Generation, began); err != nil {
-				failed++
-				fmt.Fprintf(a.notes, "%s: %v\n", p.ref, err)
-			}
+	// Each has its own time, as looking at hundreds takes some; once the control
+	// plane was silent for that long, the others get a look each.
+	wait := a.wait
+	for _, p := range done {
+		if wait == 0 {
+			break
+		}
+		one, cancel := context.WithTimeoutCause(ctx, wait, errNoWord)
+		err := a.await(one, p.ref, p.Generation, began)
+		cancel()
+		if err != nil {
+			failed++
+			fmt.Fprintf(a.notes, "%s: %v\n", p.ref, err)
+		}
+		if errors.Is(err, errNoWord) {
+			wait = min(wait, look)
 		}
 	}
 	if failed > 0 {

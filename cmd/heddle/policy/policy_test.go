@@ -6,19 +6,23 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/heddle-mesh/heddle/cmd/heddle/cluster"
+	"github.com/heddle-mesh/heddle/cmd/heddle/policy/place"
 	"github.com/heddle-mesh/heddle/controlplane"
 	"github.com/heddle-mesh/heddle/internal/run"
+	"github.com/heddle-mesh/heddle/internal/source"
 	"github.com/heddle-mesh/heddle/internal/source/files"
 )
 
@@ -162,4 +166,46 @@ status: {conditions: []}
 	if got := string(r.objects[0].json); strings.Contains(got, "managedFields") || strings.Contains(got, "status") || !strings.Contains(got, `"namespace":"shop"`) {
 		t.Error(got)
 	}
+}
+
+// slow is a place that takes its time for each look.
+type slow struct {
+	place.Place
+	look   time.Duration
+	silent bool // the control plane says nothing
+}
+
+func (s slow) Put(context.Context, source.Ref, []byte) (place.Done, error) {
+	return place.Done{What: "created"}, nil
+}
+
+func (s slow) One(ctx context.Context, ref source.Ref) (*place.Object, error) {
+	time.Sleep(s.look)
+	o := &place.Object{Ref: ref, Generation: 1}
+	if !s.silent {
+		o.Conditions = []source.Condition{{Type: "Accepted", Status: "True", ObservedGeneration: 1}}
+	}
+	return o, ctx.Err()
+}
+
+// Hundreds of policies take longer to look at than one may wait; a control
+// plane that is silent does not keep us waiting for each.
+func TestApplyMany(t *testing.T) {
+	var list []*given
+	for i := range 400 {
+		list = append(list, &given{ref: source.Ref{Kind: "AccessPolicy", Namespace: "shop", Name: fmt.Sprint("p", i)}})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var notes bytes.Buffer
+		a := &applying{Place: slow{look: 40 * time.Millisecond}, out: io.Discard, notes: &notes, wait: defaultWait}
+		if err := a.all(t.Context(), list); err != nil || notes.Len() > 0 {
+			t.Errorf("%v\n%.200s", err, notes.String())
+		}
+		a.Place = slow{look: 40 * time.Millisecond, silent: true}
+		began := time.Now()
+		err := a.all(t.Context(), list)
+		if took := time.Since(began); err == nil || !strings.HasPrefix(err.Error(), "400 of 400") || took > 2*time.Minute {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
 }
