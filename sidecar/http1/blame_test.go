@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/sidecar/retry"
 )
 
 // watched is a Backend that remembers what became of each attempt.
@@ -240,6 +241,29 @@ func TestEarlyAnswersInLongBodies(t *testing.T) {
 	for _, o := range w.outcomes {
 		if o.Elsewhere && o.Failed {
 			t.Errorf("an early answer is an answer: %+v", o)
+		}
+	}
+}
+
+// Once it is decided that a request is sent again, nothing of what still comes
+// of its body is left out, though it is more than is kept otherwise.
+func TestKeptWhole(t *testing.T) {
+	for _, again := range []bool{true, false} {
+		r := &Relay{}
+		r.tries.plan.Rule = &retry.Rule{Attempts: 1, MaxBody: 10}
+		if done, err := r.req.ParseRequest([]byte(plainGet)); !done || err != nil {
+			t.Fatal(err)
+		}
+		r.keep([]byte("12345"))
+		if again && !r.whole() {
+			t.Fatal("all is there")
+		}
+		r.keep([]byte("6789012345"))
+		if r.whole() != again {
+			t.Errorf("decided %v: whole %v", again, !again)
+		}
+		if got := string(r.tries.kept); again && got != plainGet+"123456789012345" {
+			t.Errorf("kept %q", got)
 		}
 	}
 }
