@@ -51,6 +51,7 @@ func TestWhoIsToBlame(t *testing.T) {
 		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
 		io.Copy(io.Discard, c)
 	}
+	timed := func() Plan { return Plan{Timeout: 200 * time.Millisecond} }
 	for _, tt := range []struct {
 		name   string
 		say    string
@@ -65,6 +66,8 @@ func TestWhoIsToBlame(t *testing.T) {
 		{"client goes in its body, answer under way", post, "", answerHalf, nil, false, ""},
 		{"client sends nonsense", chunk, "xyz\r\n", takeHead, nil, false, "bad_request"},
 		{"client sends nonsense, repeatable", "PUT" + chunk[4:], "xyz\r\n", takeHead, rule(generous), false, "bad_request"},
+		{"client is slow", post, "stay", takeHead, timed, false, "upstream_timeout"},
+		{"endpoint is slow", plainGet, "stay", takeHead, timed, true, "upstream_timeout"},
 		{"endpoint goes", post, "stay", func(c net.Conn) { readHead(c) }, nil, true, "upstream_reset"},
 		{"endpoint goes in its answer", plainGet, "stay", func(c net.Conn) {
 			readHead(c)

@@ -93,6 +93,7 @@ func (r *Relay) open(ctx context.Context, by time.Time) (*Conn, error) {
 func (r *Relay) giveBack(up *Conn, a attempt, v verdict) error {
 	o := Outcome{Latency: r.watch.latency, Elsewhere: v.elsewhere, Unsent: a.unsent && v.again && !v.elsewhere}
 	err := a.err
+	slow := err == faultLate && r.upload.running && r.upload.waits.Load() // the client, not the endpoint
 	switch {
 	case err == nil:
 		o.Status = r.res.Status
@@ -104,14 +105,14 @@ func (r *Relay) giveBack(up *Conn, a attempt, v verdict) error {
 		o.Reusable = err == nil && whole && r.drainAnswer(up)
 	case v.again:
 		if _, err = r.pauseUpload(up); err == nil {
-			o.Reason, o.Failed = reasonOf(a.err), v.elsewhere
+			o.Reason, o.Failed = reasonOf(a.err), v.elsewhere && !slow
 		}
 	default:
 		if r.endUpload(up, err); r.upload.broken() {
 			err = r.upload.err // so the endpoint's end was our doing
 		}
 		o.Reason = reasonOf(err)
-		o.Failed = o.Reason != telemetry.ReasonOK && !r.clientGone()
+		o.Failed = o.Reason != telemetry.ReasonOK && !r.clientGone() && !slow
 	}
 	if a.err == faultLate {
 		up.Abort() // so that the endpoint's sidecar, too, gives up at once

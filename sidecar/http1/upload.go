@@ -21,6 +21,7 @@ type upload struct {
 	bytes   int64 // valid after done; of all attempts
 	last    atomic.Bool
 	stop    atomic.Bool
+	waits   atomic.Bool // for the client
 	gone    atomic.Bool // the client broke off, and the endpoint's connection with it
 }
 
@@ -74,7 +75,10 @@ func (r *Relay) copyUpload(up *Conn) (bool, error) {
 		if u.last.Load() {
 			return false, nil
 		}
-		if err := r.fillDown(); err != nil {
+		u.waits.Store(true)
+		err := r.fillDown()
+		u.waits.Store(false)
+		if err != nil {
 			if err == io.EOF {
 				err = io.ErrUnexpectedEOF
 			}
