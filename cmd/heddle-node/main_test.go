@@ -254,7 +254,7 @@ func TestLife(t *testing.T) {
 	if code, body := s.get("/debug/services"); code != http.StatusOK || !strings.Contains(body, "tcp 10.96.0.10:80") || !strings.Contains(body, `"Replica": "r1"`) {
 		t.Errorf("/debug/services: %d %s", code, body)
 	}
-	if _, body := s.get("/metrics"); !strings.Contains(body, `heddle_node_writes_total{result="ok"}`) || !strings.Contains(body, "heddle_control_connected 1") {
+	if _, body := s.get("/metrics"); !strings.Contains(body, `heddle_node_writes_total{result="ok"}`) || !strings.Contains(body, "\nheddle_control_connected 1\n") {
 		t.Errorf("/metrics: %s", body)
 	}
 	s.plane.tell(service(vip, "192.0.2.2:8081"))

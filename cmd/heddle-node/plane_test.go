@@ -29,6 +29,8 @@ import (
 type plane struct {
 	t  *testing.T
 	ca *pki.Authority
+	// told is the authority that the stream tells to trust; nil: ca.
+	told *pki.Authority
 
 	mu    sync.Mutex
 	node  *pb.NodeServices
@@ -73,7 +75,11 @@ func (p *plane) Stream(ctx context.Context, _ wire.Caller, s wire.Stream) error 
 		}
 		return s.Send(e)
 	}
-	roots := &pb.TrustBundles{Bundles: []*pb.TrustBundle{{TrustDomain: "demo.test", Roots: [][]byte{p.ca.Root.Raw}}}}
+	trust := p.ca
+	if p.told != nil {
+		trust = p.told
+	}
+	roots := &pb.TrustBundles{Bundles: []*pb.TrustBundle{{TrustDomain: "demo.test", Roots: [][]byte{trust.Root.Raw}}}}
 	for _, m := range []*pb.ControlMessage{
 		{Message: &pb.ControlMessage_Welcome{Welcome: &pb.Welcome{Replica: "r1", HeartbeatSeconds: 5}}},
 		{Message: &pb.ControlMessage_Update{Update: &pb.Update{Name: "bundle", Version: []byte("b"), Content: &pb.Update_Bundles{Bundles: roots}}}},

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	pb "github.com/heddle-mesh/heddle/api/wire"
+	"github.com/heddle-mesh/heddle/internal/meshtest/pki"
 )
 
 // What an earlier run left, on disk and in the kernel, is used as far as it can
@@ -73,4 +74,32 @@ func TestWhatIsLeft(t *testing.T) {
 		_, err := s.reach()
 		return err != nil && apiReached()
 	})
+}
+
+// The control plane's authority is restored to what it was before a rotation,
+// of which the stream told and nothing that is published: the published roots
+// are taken when no connection comes about. Then it is made anew, and published.
+func TestAuthorityComesBack(t *testing.T) {
+	s := newScene(t)
+	s.plane.told = pki.New(t, "demo.test")
+	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.start()
+	s.until("ready", s.isReady)
+	connected := func() bool { _, body := s.get("/metrics"); return strings.Contains(body, "\nheddle_control_connected 1\n") }
+	s.until("connected", connected)
+	s.stopPlane()
+	s.until("the connection is lost", func() bool { return !connected() })
+	s.plane.told = nil
+	s.plane.tell(service(vip, "192.0.2.2:8081"))
+	s.servePlane()
+	s.until("news of the authority as published", s.reaches("8081"))
+
+	s.stopPlane()
+	s.plane.ca = pki.New(t, "demo.test")
+	s.api.mu.Lock()
+	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.api.mu.Unlock()
+	s.plane.tell(service(vip, "192.0.2.2:8080"))
+	s.servePlane()
+	s.until("news of a new authority", s.reaches("8080"))
 }

@@ -32,6 +32,10 @@ const (
 	// dialEach bounds the attempt on one of the control plane's pods: a node
 	// that died with it answers nothing.
 	dialEach = 2 * time.Second
+	// publishedAfter is the number of answers in a row, with no connection between
+	// them, after which the published roots replace what the stream told: so many
+	// are no hiccup.
+	publishedAfter = 3
 )
 
 // link holds the connection to the control plane: it finds its pods, anew for
@@ -45,6 +49,8 @@ type link struct {
 	roots  []*x509.Certificate // as last published
 	pods   []netip.AddrPort
 	asked  time.Time
+	since  time.Time // control.State.Since at the last answer
+	vain   int       // answers since then
 
 	mu     sync.Mutex
 	client *control.Client[struct{}] // nil: the roots are not known yet
@@ -147,10 +153,18 @@ func (l *link) find(ctx context.Context) ([]netip.AddrPort, error) {
 }
 
 // renewRoots takes newly published roots: the ones we trust may have gone with
-// a control plane that we have not met since. The caller holds asking.
+// a control plane that we have not met since. If no connection comes about, it
+// takes the published ones even if they are as ever: the stream may have told
+// of others since, and the control plane's authority may have been restored to
+// what it was before. The caller holds asking.
 func (l *link) renewRoots(ctx context.Context) {
+	if since := l.state().Since; since != l.since {
+		l.since, l.vain = since, 0
+	}
+	l.vain++
 	roots, err := l.a.finder.Roots(ctx)
-	if err != nil || slices.EqualFunc(roots, l.roots, (*x509.Certificate).Equal) {
+	same := slices.EqualFunc(roots, l.roots, (*x509.Certificate).Equal)
+	if err != nil || same && l.vain != publishedAfter {
 		return
 	}
 	if err := l.a.identity.SetBundles(map[spiffeid.TrustDomain][]*x509.Certificate{l.td: roots}); err != nil {
@@ -158,7 +172,9 @@ func (l *link) renewRoots(ctx context.Context) {
 		return
 	}
 	l.roots = roots
-	l.a.log.Info("the mesh's roots were published anew", "roots", len(roots))
+	if !same {
+		l.a.log.Info("the mesh's roots were published anew", "roots", len(roots))
+	}
 }
 
 // told gives the endpoints of the control plane's own Service as we hold it.
