@@ -207,10 +207,14 @@ func (s *scene) get(path string) (int, string) {
 	return res.StatusCode, string(b)
 }
 
+// patience is far beyond what anything takes on a busy machine; several pauses
+// of 5 s before new attempts may be in it.
+const patience = time.Minute
+
 // until waits for something to become true.
 func (s *scene) until(what string, f func() bool) {
 	s.t.Helper()
-	deadline := time.NewTimer(20 * time.Second) // far beyond what it takes on a busy machine
+	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -218,7 +222,7 @@ func (s *scene) until(what string, f func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			s.t.Fatalf("not within 20 s: %s", what)
+			s.t.Fatalf("not within %s: %s", patience, what)
 		}
 	}
 }

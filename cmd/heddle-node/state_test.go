@@ -85,7 +85,10 @@ func TestAuthorityComesBack(t *testing.T) {
 	s.api.roots = string(s.plane.ca.RootsPEM())
 	s.start()
 	s.until("ready", s.isReady)
-	connected := func() bool { _, body := s.get("/metrics"); return strings.Contains(body, "\nheddle_control_connected 1\n") }
+	connected := func() bool {
+		_, body := s.get("/metrics")
+		return strings.Contains(body, "\nheddle_control_connected 1\n")
+	}
 	s.until("connected", connected)
 	s.stopPlane()
 	s.until("the connection is lost", func() bool { return !connected() })

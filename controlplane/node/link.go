@@ -33,8 +33,8 @@ const (
 	// that died with it answers nothing.
 	dialEach = 2 * time.Second
 	// publishedAfter is the number of answers in a row, with no connection between
-	// them, after which the published roots replace what the stream told: so many
-	// are no hiccup.
+	// them, after which the published roots replace what the stream told, and again
+	// after as many: so many are no hiccup.
 	publishedAfter = 3
 )
 
@@ -164,7 +164,7 @@ func (l *link) renewRoots(ctx context.Context) {
 	l.vain++
 	roots, err := l.a.finder.Roots(ctx)
 	same := slices.EqualFunc(roots, l.roots, (*x509.Certificate).Equal)
-	if err != nil || same && l.vain != publishedAfter {
+	if err != nil || same && l.vain%publishedAfter != 0 {
 		return
 	}
 	if err := l.a.identity.SetBundles(map[spiffeid.TrustDomain][]*x509.Certificate{l.td: roots}); err != nil {
