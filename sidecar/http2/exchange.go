@@ -374,11 +374,12 @@ func (x *Exchange) endpointGone(g *leg, e link.End) {
 		x.leave(g, Outcome{Status: x.Status})
 		x.down.Reset(frame.NoError)
 		x.finish()
-	case e.Conn || e.Unseen:
+	case e.Conn:
 		x.leave(g, Outcome{Failed: true, Unseen: e.Unseen, Status: x.Status, Reason: telemetry.ReasonUpstreamReset})
 		x.cut(faultReset, frame.InternalError)
 	default:
-		// The application's own word, which its client has to hear.
+		// The endpoint's own word, which the client has to hear: some send again what
+		// was refused.
 		x.leave(g, Outcome{Status: x.Status, Reason: telemetry.ReasonUpstreamReset})
 		x.Reason = telemetry.ReasonUpstreamReset
 		x.down.Reset(passed(e.Code))

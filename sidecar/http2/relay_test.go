@@ -191,11 +191,14 @@ func TestRelays(t *testing.T) {
 				}, serve(t, echo))
 				c := newClient(t)
 				sizes := []int{0, 5, 70000, 1 << 20}
-				if chunk == 1 {
+				if chunk == 1 || chunk == 7 {
 					sizes = sizes[:3]
 				}
 				for _, size := range sizes {
 					for _, trailer := range []bool{false, true} {
+						if size == 0 && trailer {
+							continue // Go's client does not send trailers without a body
+						}
 						body := strings.Repeat("0123456789abcdef", size/16+1)[:size]
 						req, _ := http.NewRequest("POST", "http://"+m.addr+"/x?y", strings.NewReader(body))
 						req.Header.Set("X-Heddle-Client-Id", "forged")
@@ -219,7 +222,7 @@ func TestRelays(t *testing.T) {
 						}
 					}
 				}
-				for _, r := range m.recorded(2 * len(sizes)) {
+				for _, r := range m.recorded(2*len(sizes) - 1) {
 					if !strings.HasPrefix(r, "200  false ") {
 						t.Error(r)
 					}

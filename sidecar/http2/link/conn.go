@@ -75,16 +75,18 @@ type Conn struct {
 	due      uint32 // bytes by which the connection's window may grow
 	send     frame.Window
 	out      []byte
-	rest     []byte // of a write that could not be done without waiting
-	writing  bool   // somebody writes
-	ended    bool   // nothing is sent any more
-	doomed   error  // why the connection is to be closed at once
-	ready    queue  // streams with DATA that may be sent
+	rest     []byte        // of a write that could not be done without waiting
+	writing  bool          // somebody writes
+	quiet    chan struct{} // closed when nobody does; nil: nobody asks
+	ended    bool          // nothing is sent any more
+	doomed   error         // why the connection is to be closed at once
+	ready    queue         // streams with DATA that may be sent
 	todo     []credit
 	waiting  queue // streams that we open when the peer takes them
 	nWaiting int
 	gone     bool         // no more streams may be opened, by us
 	drain    int          // steps of draining done
+	lastSaid uint32       // by the second GOAWAY: it may not rise any more
 	quit     *frame.Fault // why Serve shall end
 	nuisance int
 	age      int // seconds
@@ -254,13 +256,23 @@ func (c *Conn) farewell(fault *frame.Fault) {
 	conn := c.c.Conn
 	conn.SetWriteDeadline(time.Now().Add(lastWrite))
 	c.mu.Lock()
-	c.out = frame.AppendGoAway(c.out, c.lastPeer, fault.Code, fault.Detail)
+	last := c.lastPeer
+	if c.drain > 1 {
+		last = c.lastSaid
+	}
+	c.out = frame.AppendGoAway(c.out, last, fault.Code, fault.Detail)
 	c.unlock()
 	c.Flush()
 	c.mu.Lock()
+	if c.writing {
+		quiet := make(chan struct{})
+		c.quiet = quiet
+		c.unlock()
+		<-quiet
+		c.mu.Lock()
+	}
 	c.ended = true
 	c.unlock()
-	c.writers.Wait()
 	half, ok := conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
 		return

@@ -199,7 +199,7 @@ func (c *Conn) Flush() {
 	for round := 0; ; round++ {
 		c.turn()
 		if len(c.out) == 0 || c.ended {
-			c.writing = false
+			c.wrote()
 			c.unlock()
 			return
 		}
@@ -226,10 +226,18 @@ func (c *Conn) Flush() {
 	c.unlock()
 }
 
+// wrote says that nobody writes any more.
+func (c *Conn) wrote() {
+	if c.writing = false; c.quiet != nil {
+		close(c.quiet)
+		c.quiet = nil
+	}
+}
+
 // broken gives up writing: reading will show why, or is made to end.
 func (c *Conn) broken() {
-	c.writing, c.gone = false, true
-	c.out = nil
+	c.wrote()
+	c.out, c.gone = nil, true
 	c.c.Conn.SetDeadline(past)
 	c.unlock()
 }
@@ -245,7 +253,7 @@ func (c *Conn) write() {
 			b, c.out = c.out, nil
 		}
 		if len(b) == 0 {
-			c.writing = false
+			c.wrote()
 			c.unlock()
 			return
 		}

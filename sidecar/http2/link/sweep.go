@@ -59,6 +59,7 @@ func (c *Conn) Drain() {
 
 func (c *Conn) drainStep() {
 	if c.drain++; c.drain == 2 && c.c.Server {
+		c.lastSaid = c.lastPeer
 		c.out = frame.AppendGoAway(c.space(frame.HeaderLen+8), c.lastPeer, frame.NoError, "")
 	}
 	if c.drain >= 2 && len(c.streams) == 0 {
