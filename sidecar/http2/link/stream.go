@@ -204,6 +204,17 @@ func (c *Conn) how(id uint32) (mark uint32, known bool) {
 	return 0, false
 }
 
+// excuseNone forgets that we reset a stream: its client has, too, and nothing can
+// be under way any more.
+func (c *Conn) excuseNone(id uint32) {
+	for i := range min(c.nClosed, keptClosed) {
+		if v := &c.closed[(c.nClosed-1-i)%keptClosed]; *v&maxID == id {
+			*v = id
+			return
+		}
+	}
+}
+
 // Reset ends the stream at once, if it has not ended.
 func (s *Stream) Reset(code frame.Code) {
 	c := s.c

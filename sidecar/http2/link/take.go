@@ -241,6 +241,9 @@ func (c *Conn) takeRST(f *frame.Frame) *frame.Fault {
 		c.unlock()
 		return faultIdle
 	}
+	if s == nil {
+		c.excuseNone(f.Stream)
+	}
 	if c.nuisance++; s != nil {
 		if c.c.Server {
 			c.nuisance += costReset
