@@ -22,6 +22,7 @@ type mesh struct {
 	config    Config
 	wait      bool // nothing is at hand: Await is asked
 	sidecar   bool
+	within    time.Duration // Exchange.By
 	chunk     int // most bytes that one read gives; 0: all
 	ctx       context.Context
 	wg        sync.WaitGroup
@@ -86,6 +87,9 @@ func (m *mesh) cut(c net.Conn) net.Conn {
 }
 
 func (m *mesh) Open(x *Exchange) (*Upstream, error) {
+	if m.within > 0 {
+		x.By = x.Start.Add(m.within)
+	}
 	if m.wait {
 		return nil, ErrWait
 	}
@@ -378,4 +382,64 @@ func TestNoEndpoint(t *testing.T) {
 		t.Fatal(err, res)
 	}
 	m.recorded(2)
+}
+
+// What takes longer than it may ends on both sides; so does all of a client
+// whose connection ends.
+func TestEnds(t *testing.T) {
+	gone := make(chan string, 3)
+	m := newMesh(t, func(m *mesh) { m.within = time.Millisecond }, serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/begun" {
+			w.WriteHeader(200)
+			w.(http.Flusher).Flush()
+		}
+		<-r.Context().Done()
+		gone <- r.URL.Path
+	}))
+	c := newClient(t)
+	swept := make(chan struct{})
+	sweep := func(want int) {
+		for {
+			if r := m.served(); r != nil && r.conn.Count() == want {
+				for u := m.ups[m.endpoints[0]]; u.Count() != want; {
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(2 * time.Millisecond) // By
+				r.Sweep()
+				swept <- struct{}{}
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	go sweep(1)
+	res, err := c.Get("http://" + m.addr + "/late")
+	if err != nil || res.StatusCode != 504 || <-gone != "/late" {
+		t.Fatal(err, res)
+	}
+	res.Body.Close()
+	<-swept
+	res, err = c.Get("http://" + m.addr + "/begun")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go sweep(1)
+	if _, err = io.ReadAll(res.Body); err == nil || <-gone != "/begun" {
+		t.Fatal(err)
+	}
+	<-swept
+	p := dialPeer(t, m.addr)
+	p.ask(1, true)
+	p.ask(3, false)
+	for u := m.ups[m.endpoints[0]]; u.Count() != 2; {
+		time.Sleep(time.Millisecond)
+	}
+	p.c.Close()
+	<-gone
+	<-gone
+	for _, r := range m.recorded(4)[:2] {
+		if !strings.Contains(r, "upstream_timeout") {
+			t.Error(r)
+		}
+	}
 }

@@ -120,7 +120,7 @@ func (c *Conn) turnAway() (all []*Stream) {
 }
 
 func (c *Conn) add(s *Stream, id uint32) {
-	s.c, s.id, s.send = c, id, frame.Window(c.peer.InitialWindowSize)
+	s.id, s.send = id, frame.Window(c.peer.InitialWindowSize)
 	s.recv, s.window = StreamWindow, StreamWindow
 	c.streams[id] = s
 	c.idle = 0

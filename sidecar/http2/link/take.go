@@ -229,7 +229,7 @@ func (c *Conn) opened(id uint32, of *frame.Fault) (*Stream, *frame.Fault) {
 		c.remember(id | byReset)
 		return nil, faultRefused
 	}
-	s := &Stream{}
+	s := &Stream{c: c}
 	c.add(s, id)
 	return s, nil
 }
