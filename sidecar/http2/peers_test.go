@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/heddle-mesh/heddle/sidecar/http2/link"
 )
 
 // peer is one end of a connection, frame by frame.
@@ -533,4 +535,44 @@ func TestStreaming(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// What may be sent is shared among the streams that wait.
+func TestFair(t *testing.T) {
+	m := newMesh(t, nil, serve(t, func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, 500_000)) }))
+	p := dialPeer(t, m.addr)
+	p.f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+	for id := uint32(1); id <= 5; id += 2 {
+		p.ask(id, true)
+	}
+	got := map[uint32]int{}
+	read := func(n int) {
+		for n > 0 {
+			f, err := p.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d, ok := f.(*http2.DataFrame); ok {
+				got[d.StreamID] += len(d.Data())
+				n -= len(d.Data())
+			}
+		}
+	}
+	read(65535)
+	u := m.ups[m.endpoints[0]]
+	for want := 0; want < 3; { // until all three wait here
+		want = 0
+		u.Each(func(*link.Stream) { want++ })
+		time.Sleep(20 * time.Millisecond)
+	}
+	clear(got)
+	p.f.WriteWindowUpdate(0, 150_000)
+	read(150_000)
+	for id, n := range got {
+		if n < 33_000 || n > 67_000 {
+			t.Errorf("stream %d: %d bytes of 150,000", id, n)
+		}
+	}
+	p.f.WriteWindowUpdate(0, 1<<30)
+	read(3*500_000 - 215_535)
 }

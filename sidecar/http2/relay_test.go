@@ -23,7 +23,7 @@ type mesh struct {
 	wait      bool // nothing is at hand: Await is asked
 	sidecar   bool
 	within    time.Duration // Exchange.By
-	chunk     int // most bytes that one read gives; 0: all
+	chunk     int           // most bytes that one read gives; 0: all
 	ctx       context.Context
 	wg        sync.WaitGroup
 	endpoints []string

@@ -21,8 +21,8 @@ func (s *sink) Data(st *Stream, p []byte, _ bool) *frame.Fault  { s.data += len(
 func (s *sink) Ended(*Stream, End)                              { s.ended++ }
 
 // sweep calls Sweep once a second until the connection has ended, and gives what
-// Serve said, and when.
-func sweep(t *testing.T, c *Conn) (error, time.Duration) {
+// Serve said, and after how long.
+func sweep(t *testing.T, c *Conn) (time.Duration, error) {
 	began := time.Now()
 	done := make(chan error, 1)
 	go func() { done <- c.Serve(t.Context()) }()
@@ -31,7 +31,7 @@ func sweep(t *testing.T, c *Conn) (error, time.Duration) {
 	for {
 		select {
 		case err := <-done:
-			return err, time.Since(began)
+			return time.Since(began), err
 		case <-tick.C:
 			c.Sweep()
 		}
@@ -64,7 +64,7 @@ func TestWaits(t *testing.T) {
 				if tt.say != "" {
 					go io.WriteString(theirs, tt.say)
 				}
-				err, took := sweep(t, New(Config{Conn: ours, Server: true, Handler: h}))
+				took, err := sweep(t, New(Config{Conn: ours, Server: true, Handler: h}))
 				var f *frame.Fault
 				if tt.code == frame.NoError && err != nil || tt.code != frame.NoError && (!errors.As(err, &f) || f.Code != tt.code) {
 					t.Error(err)
