@@ -171,48 +171,53 @@ func TestRepeats(t *testing.T) {
 			p.say()
 		}, "INTERNAL_ERROR"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bad := servePeers(t, func(p *peer) {
-				for {
+		for _, trailers := range []bool{false, true} {
+			t.Run(fmt.Sprint(tt.name, trailers), func(t *testing.T) {
+				bad := servePeers(t, func(p *peer) {
+					for {
+						f, err := p.next()
+						if err != nil {
+							return
+						}
+						if f.Header().Flags.Has(http2.FlagDataEndStream) {
+							tt.do(p, f.Header().StreamID)
+							return
+						}
+					}
+				})
+				m := newMesh(t, func(m *mesh) { m.sidecar = tt.sidecar; m.config.Guarded = true }, bad, good)
+				p := dialPeer(t, m.addr)
+				p.f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.head(":method: POST", ":scheme: http", ":path: /", ":authority: shop"), EndHeaders: true})
+				p.f.WriteData(1, !trailers, []byte("body"))
+				if trailers {
+					p.respond(1, true, "x-end: 1")
+				}
+				got := ""
+				for end := false; !end; {
 					f, err := p.next()
 					if err != nil {
-						return
+						t.Fatal(err)
 					}
-					if f.Header().Flags.Has(http2.FlagDataEndStream) {
-						tt.do(p, f.Header().StreamID)
-						return
+					switch f := f.(type) {
+					case *http2.MetaHeadersFrame:
+						if s := f.PseudoValue("status"); s != "" {
+							got += s + " "
+						}
+						end = f.StreamEnded()
+					case *http2.DataFrame:
+						got += string(f.Data())
+						end = f.StreamEnded()
+					case *http2.RSTStreamFrame:
+						got = f.ErrCode.String()
+						end = true
 					}
 				}
+				if got != tt.want {
+					t.Errorf("%q, want %q; %+v", got, tt.want, m.outcomes)
+				}
+				m.recorded(1)
 			})
-			m := newMesh(t, func(m *mesh) { m.sidecar = tt.sidecar; m.config.Guarded = true }, bad, good)
-			p := dialPeer(t, m.addr)
-			p.f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: p.head(":method: POST", ":scheme: http", ":path: /", ":authority: shop"), EndHeaders: true})
-			p.f.WriteData(1, true, []byte("body"))
-			got := ""
-			for end := false; !end; {
-				f, err := p.next()
-				if err != nil {
-					t.Fatal(err)
-				}
-				switch f := f.(type) {
-				case *http2.MetaHeadersFrame:
-					if s := f.PseudoValue("status"); s != "" {
-						got += s + " "
-					}
-					end = f.StreamEnded()
-				case *http2.DataFrame:
-					got += string(f.Data())
-					end = f.StreamEnded()
-				case *http2.RSTStreamFrame:
-					got = f.ErrCode.String()
-					end = true
-				}
-			}
-			if got != tt.want {
-				t.Errorf("%q, want %q; %+v", got, tt.want, m.outcomes)
-			}
-			m.recorded(1)
-		})
+		}
 	}
 }
 

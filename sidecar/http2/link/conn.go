@@ -38,6 +38,9 @@ type End struct {
 
 // Config of a Conn.
 type Config struct {
+	// Conn is best plain TCP, or has TryWrite(b []byte) (int, error), which writes
+	// what can be written without waiting. What has not, such as TLS by itself, is
+	// written by a goroutine of its own each time.
 	Conn    net.Conn
 	Read    []byte // what was already read of it
 	Server  bool   // the peer is a client

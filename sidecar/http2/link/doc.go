@@ -5,8 +5,8 @@
 // It neither dials, nor judges what messages say, nor knows which stream belongs
 // to which: sidecar/http2 does. One goroutine reads (Serve); whoever has
 // something to send appends it under the connection's lock, and one of them
-// writes all there is. No lock is held while the Handler, another connection or
-// the kernel is called.
+// writes all there is. No lock of a connection is held while the Handler, another
+// connection or the kernel is called; a Handler may hold its own in calls here.
 package link
 
 import "time"

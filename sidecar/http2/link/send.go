@@ -268,8 +268,13 @@ func (c *Conn) write() {
 	}
 }
 
-// trier gives what writes to plain TCP without waiting.
+// trier gives what writes without waiting; nil: nothing can.
 func trier(conn net.Conn) func(b []byte) (int, error) {
+	if w, ok := conn.(interface {
+		TryWrite(b []byte) (int, error)
+	}); ok {
+		return w.TryWrite
+	}
 	t, ok := conn.(*net.TCPConn)
 	if !ok {
 		return nil

@@ -35,8 +35,11 @@ func (c *Conn) take(f *frame.Frame, of *frame.Fault) (fault *frame.Fault) {
 	case frame.Headers:
 		fault = c.takeHeaders(f, of)
 	case frame.Priority:
-		c.costs(1)
-		if of != nil && c.isIdle(f.Stream) { // which cannot be reset
+		c.mu.Lock()
+		c.nuisance++
+		idle := c.isIdle(f.Stream)
+		c.mu.Unlock()
+		if of != nil && idle { // which cannot be reset
 			return connFault(of.Code, of.Detail)
 		}
 		c.reset(f.Stream, of)
