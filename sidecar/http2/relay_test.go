@@ -35,6 +35,7 @@ type mesh struct {
 	records  []string
 	relays   []*Relay
 	dialled  int
+	ends     []string // why connections of clients ended before their time
 }
 
 // newMesh begins a relay that spreads requests over the endpoints in turn.
@@ -60,7 +61,13 @@ func newMesh(t *testing.T, adapt func(m *mesh), endpoints ...string) *mesh {
 			m.mu.Lock()
 			m.relays = append(m.relays, r)
 			m.mu.Unlock()
-			m.wg.Go(func() { r.Serve(ctx) })
+			m.wg.Go(func() {
+				if err := r.Serve(ctx); err != nil && ctx.Err() == nil {
+					m.mu.Lock()
+					m.ends = append(m.ends, err.Error())
+					m.mu.Unlock()
+				}
+			})
 		}
 	})
 	t.Cleanup(func() {
