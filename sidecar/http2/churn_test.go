@@ -59,7 +59,7 @@ func TestChurn(t *testing.T) {
 	if n := r.heads.Load(); n != 0 {
 		t.Errorf("heads of %d bytes are left", n)
 	}
-	for u := m.ups[m.endpoints[0]]; u.Busy(); {
+	for u := m.first(); u.Busy(); {
 		time.Sleep(time.Millisecond)
 	}
 	for range 30 { // more than may be held or granted

@@ -564,7 +564,7 @@ func TestFair(t *testing.T) {
 		}
 	}
 	read(65535)
-	u := m.ups[m.endpoints[0]]
+	u := m.first()
 	for want := 0; want < 3; { // until all three wait here
 		want = 0
 		u.Each(func(*link.Stream) { want++ })

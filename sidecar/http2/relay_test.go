@@ -277,7 +277,7 @@ func TestBalancesRequests(t *testing.T) {
 			t.Errorf("endpoint %d: %d requests", i, n)
 		}
 	}
-	if m.dialled != 3 {
+	if len(m.ups) != 3 {
 		t.Errorf("%d connections", m.dialled)
 	}
 }
@@ -408,7 +408,7 @@ func TestEnds(t *testing.T) {
 	sweep := func(want int) {
 		for {
 			if r := m.served(); r != nil && r.conn.Count() == want {
-				for u := m.ups[m.endpoints[0]]; u.Count() != want; {
+				for u := m.first(); u.Count() != want; {
 					time.Sleep(time.Millisecond)
 				}
 				time.Sleep(2 * time.Millisecond) // By
@@ -438,7 +438,7 @@ func TestEnds(t *testing.T) {
 	p := dialPeer(t, m.addr)
 	p.ask(1, true)
 	p.ask(3, false)
-	for u := m.ups[m.endpoints[0]]; u.Count() != 2; {
+	for u := m.first(); u.Count() != 2; {
 		time.Sleep(time.Millisecond)
 	}
 	p.c.Close()
@@ -448,5 +448,18 @@ func TestEnds(t *testing.T) {
 		if !strings.Contains(r, "upstream_timeout") {
 			t.Error(r)
 		}
+	}
+}
+
+// first waits for the connection to the first endpoint.
+func (m *mesh) first() *Upstream {
+	for {
+		m.mu.Lock()
+		u := m.ups[m.endpoints[0]]
+		m.mu.Unlock()
+		if u != nil {
+			return u
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
