@@ -249,7 +249,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("before the control plane was found: %d %s", code, why)
 	}
 	s.api.mu.Lock()
-	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.api.publish(s.plane.ca.RootsPEM())
 	s.api.mu.Unlock()
 	s.until("ready", s.isReady)
 	if got, err := s.reach(); err != nil || got != "8080" {

@@ -125,6 +125,12 @@ type api struct {
 	port   int
 }
 
+func (a *api) publish(roots []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.roots = string(roots)
+}
+
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

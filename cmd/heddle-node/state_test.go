@@ -18,7 +18,7 @@ func TestWhatIsLeft(t *testing.T) {
 	api := service(apiVIP, gone)
 	api.Services[0].Service.Namespace, api.Services[0].Service.Name, api.Services[0].Service.Ports[0].Port = "default", "kubernetes", 443
 	s.plane.tell(&pb.NodeServices{Services: append(service(vip, "192.0.2.2:8080").Services, api.Services...)})
-	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.api.publish(s.plane.ca.RootsPEM())
 	s.start()
 	s.until("ready", s.isReady)
 	s.until("what the control plane tells of the API server counts alone", func() bool {
@@ -82,7 +82,7 @@ func TestWhatIsLeft(t *testing.T) {
 func TestAuthorityComesBack(t *testing.T) {
 	s := newScene(t)
 	s.plane.told = pki.New(t, "demo.test")
-	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.api.publish(s.plane.ca.RootsPEM())
 	s.start()
 	s.until("ready", s.isReady)
 	connected := func() bool {
@@ -100,7 +100,7 @@ func TestAuthorityComesBack(t *testing.T) {
 	s.stopPlane()
 	s.plane.ca = pki.New(t, "demo.test")
 	s.api.mu.Lock()
-	s.api.roots = string(s.plane.ca.RootsPEM())
+	s.api.publish(s.plane.ca.RootsPEM())
 	s.api.mu.Unlock()
 	s.plane.tell(service(vip, "192.0.2.2:8080"))
 	s.servePlane()

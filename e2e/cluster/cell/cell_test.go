@@ -24,21 +24,31 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// sleeper starts a process that does nothing, with what it inherits.
-func sleeper(t *testing.T, files ...*os.File) *exec.Cmd {
+// sleeping is a process that does nothing. It is waited for from the start, as
+// the kernel waits for a cell whose owner is dead.
+type sleeping struct {
+	pid  int
+	kill func() // and until it is gone
+}
+
+// sleeper starts one, with what it inherits.
+func sleeper(t *testing.T, files ...*os.File) sleeping {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
 	cmd.ExtraFiles = files
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return cmd
+	gone := make(chan struct{})
+	go func() { defer close(gone); _ = cmd.Wait() }()
+	s := sleeping{pid: cmd.Process.Pid, kill: func() { _ = cmd.Process.Kill(); <-gone }}
+	t.Cleanup(s.kill)
+	return s
 }
 
 // aRun makes a run folder with a cell that holds its lock. The test's own
 // process plays no part in it any more.
-func aRun(t *testing.T, runs string) (*Dir, *exec.Cmd) {
+func aRun(t *testing.T, runs string) (*Dir, sleeping) {
 	t.Helper()
 	d, err := Claim(runs)
 	if err != nil {
@@ -76,17 +86,14 @@ func TestReap(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			runs := t.TempDir()
 			d, cell := aRun(t, runs)
-			s := state{Owner: dead, Cell: self(t, cell.Process.Pid), Kept: c.kept}
+			s := state{Owner: dead, Cell: self(t, cell.pid), Kept: c.kept}
 			if c.owner {
 				s.Owner = self(t, os.Getpid())
 			}
 			stranger := sleeper(t)
 			if c.reused {
-				_ = cell.Process.Kill()
-				_ = cell.Wait()
-				s.Cell = process{PID: stranger.Process.Pid, Start: 1}
-			} else {
-				go func() { _ = cell.Wait() }() // the kernel waits for a cell whose owner is dead
+				cell.kill()
+				s.Cell = process{PID: stranger.pid, Start: 1}
 			}
 			put(t, d, s)
 			alive, err := Reap(runs)
@@ -97,7 +104,7 @@ func TestReap(t *testing.T) {
 			if c.remains != (gone == nil) || c.remains != (len(alive) == 1) {
 				t.Errorf("after reaping: alive %v, folder %v; want it to remain: %v", alive, gone, c.remains)
 			}
-			if !self(t, stranger.Process.Pid).lives() {
+			if !self(t, stranger.pid).lives() {
 				t.Error("a process that never was the cell's is dead")
 			}
 		})
@@ -118,7 +125,7 @@ func put(t *testing.T, d *Dir, s state) {
 func TestRemove(t *testing.T) {
 	runs := t.TempDir()
 	d, cell := aRun(t, runs)
-	put(t, d, state{Owner: self(t, os.Getpid()), Cell: self(t, cell.Process.Pid)})
+	put(t, d, state{Owner: self(t, os.Getpid()), Cell: self(t, cell.pid)})
 	if err := Remove(runs, d.ID()); err == nil || !strings.Contains(err.Error(), "at work") {
 		t.Errorf("removing a run under its owner: %v", err)
 	}
@@ -127,8 +134,7 @@ func TestRemove(t *testing.T) {
 			t.Errorf("removing %q is no error", id)
 		}
 	}
-	put(t, d, state{Owner: self(t, os.Getpid()), Cell: self(t, cell.Process.Pid), Kept: true})
-	go func() { _ = cell.Wait() }()
+	put(t, d, state{Owner: self(t, os.Getpid()), Cell: self(t, cell.pid), Kept: true})
 	if err := Remove(runs, d.ID()); err != nil {
 		t.Fatal(err)
 	}
