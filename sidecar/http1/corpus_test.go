@@ -93,9 +93,12 @@ type rig struct {
 func newRig(t testing.TB, c Config, serve func(net.Conn)) *rig {
 	t.Helper()
 	r := &rig{t: t, config: c}
-	if w, ok := c.Backend.(*watched); ok {
-		w.rig = r
-	} else {
+	switch b := c.Backend.(type) {
+	case *watched:
+		b.rig = r
+	case *adding:
+		b.rig = r
+	default:
 		r.config.Backend = r
 	}
 	r.endpoint, r.front = listen(t), listen(t)

@@ -34,8 +34,7 @@ func (a *adding) Open(ctx context.Context, req *Head, try Try) (*Conn, error) {
 // client sent under the same names.
 func TestFieldsOfAttempt(t *testing.T) {
 	var seen safeBuffer
-	r := newRig(t, Config{}, script(ok2, true, &seen))
-	r.config.Backend = &adding{rig: r}
+	r := newRig(t, Config{Backend: &adding{}}, script(ok2, true, &seen))
 	got := r.say("GET / HTTP/1.1\r\nHost: a\r\nTraceParent: old\r\nTraceparentX: kept\r\ntracestate: a=b\r\ntracestate: c=d\r\nX: y\r\n\r\n", nil)
 	if !strings.HasPrefix(got, "HTTP/1.1 200 ") {
 		t.Fatalf("client got %q", got)
