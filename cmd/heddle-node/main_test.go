@@ -248,9 +248,7 @@ func TestLife(t *testing.T) {
 	if code, why := s.get("/ready"); code != http.StatusServiceUnavailable || !strings.Contains(why, "waiting for the control plane") {
 		t.Errorf("before the control plane was found: %d %s", code, why)
 	}
-	s.api.mu.Lock()
 	s.api.publish(s.plane.ca.RootsPEM())
-	s.api.mu.Unlock()
 	s.until("ready", s.isReady)
 	if got, err := s.reach(); err != nil || got != "8080" {
 		t.Errorf("the Service: %q, %v", got, err)

@@ -99,9 +99,7 @@ func TestAuthorityComesBack(t *testing.T) {
 
 	s.stopPlane()
 	s.plane.ca = pki.New(t, "demo.test")
-	s.api.mu.Lock()
 	s.api.publish(s.plane.ca.RootsPEM())
-	s.api.mu.Unlock()
 	s.plane.tell(service(vip, "192.0.2.2:8080"))
 	s.servePlane()
 	s.until("news of a new authority", s.reaches("8080"))
