@@ -9,6 +9,7 @@ package policy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,7 +28,6 @@ const (
 	// settled is how long after a change the load is looked at: the second
 	// that it may take, and two in which it has to hold.
 	settled = 3 * time.Second
-	shown   = 3 * time.Second
 	// avoided is how long balancing alone leaves a failing endpoint out (10 s at
 	// most), and one more.
 	avoided = 11 * time.Second
@@ -84,7 +84,13 @@ func (s *scene) retryAndEjection(t *testing.T) {
 	now := time.Now()
 	s.Fault(t, broken, "status=503")
 	defer s.Fault(t, broken, "")
-	s.some(t, now, shown, "shows the failing replica", refused(503, ""))
+	s.Eventually(t, 3*avoided, "the failing replica is tried", func(context.Context) error {
+		if s.Served(t, broken).Failed == 0 {
+			return errors.New("it has failed no request yet")
+		}
+		return nil
+	})
+	s.some(t, now, 3*avoided+settled, "shows the failing replica", refused(503, ""))
 
 	const retry = "  retry: {attempts: 2, when: [5xx], methods: [GET, POST], backoff: {base: 5ms, max: 20ms}, budget: {ratio: 0.5, minPerSecond: 20}}\n"
 	now = s.apply(t, traffic+retry)
