@@ -53,15 +53,12 @@ func TestChurn(t *testing.T) {
 	}
 	wg.Wait()
 	r := m.served()
-	for r.Busy() {
-		time.Sleep(time.Millisecond)
-	}
+	until(t, "the relay is idle", func() bool { return !r.Busy() })
 	if n := r.heads.Load(); n != 0 {
 		t.Errorf("heads of %d bytes are left", n)
 	}
-	for u := m.first(); u.Busy(); {
-		time.Sleep(time.Millisecond)
-	}
+	u := m.first()
+	until(t, "the upstream is idle", func() bool { return !u.Busy() })
 	for range 30 { // more than may be held or granted
 		res, err := c.Post("http://"+m.addr, "", strings.NewReader(body))
 		if err != nil {

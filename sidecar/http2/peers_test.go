@@ -452,18 +452,14 @@ func TestDrain(t *testing.T) {
 	m := newMesh(t, nil, serve(t, func(w http.ResponseWriter, r *http.Request) { <-release }))
 	p := dialPeer(t, m.addr)
 	p.ask(1, true)
-	for m.served() == nil || !m.served().Busy() {
-		time.Sleep(time.Millisecond)
-	}
+	until(t, "the request is under way", func() bool { return m.served() != nil && m.served().Busy() })
 	r := m.served()
 	r.Drain()
 	if got := p.say(); got != "GOAWAY 2147483647 NO_ERROR" {
 		t.Error(got)
 	}
 	p.ask(3, true) // was under way
-	for r.conn.Count() < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	until(t, "both requests are under way", func() bool { return r.conn.Count() >= 2 })
 	r.Sweep()
 	if got := p.say(); got != "GOAWAY 3 NO_ERROR" {
 		t.Error(got)

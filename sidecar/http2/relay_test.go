@@ -438,9 +438,8 @@ func TestEnds(t *testing.T) {
 	p := dialPeer(t, m.addr)
 	p.ask(1, true)
 	p.ask(3, false)
-	for u := m.first(); u.Count() != 2; {
-		time.Sleep(time.Millisecond)
-	}
+	first := m.first()
+	until(t, "both requests are under way", func() bool { return first.Count() == 2 })
 	p.c.Close()
 	<-gone
 	<-gone
@@ -461,5 +460,21 @@ func (m *mesh) first() *Upstream {
 			return u
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// until polls for what no event tells of from outside, for ten seconds at most.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	end := time.NewTimer(10 * time.Second)
+	defer end.Stop()
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for !ok() {
+		select {
+		case <-look.C:
+		case <-end.C:
+			t.Fatalf("not within ten seconds: %s", what)
+		}
 	}
 }
