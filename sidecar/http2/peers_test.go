@@ -561,11 +561,11 @@ func TestFair(t *testing.T) {
 	}
 	read(65535)
 	u := m.first()
-	for want := 0; want < 3; { // until all three wait here
-		want = 0
-		u.Each(func(*link.Stream) { want++ })
-		time.Sleep(20 * time.Millisecond)
-	}
+	until(t, "all three wait here", func() bool {
+		n := 0
+		u.Each(func(*link.Stream) { n++ })
+		return n >= 3
+	})
 	clear(got)
 	p.f.WriteWindowUpdate(0, 150_000)
 	read(150_000)

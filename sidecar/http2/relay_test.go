@@ -406,18 +406,13 @@ func TestEnds(t *testing.T) {
 	c := newClient(t)
 	swept := make(chan struct{})
 	sweep := func(want int) {
-		for {
-			if r := m.served(); r != nil && r.conn.Count() == want {
-				for u := m.first(); u.Count() != want; {
-					time.Sleep(time.Millisecond)
-				}
-				time.Sleep(2 * time.Millisecond) // By
-				r.Sweep()
-				swept <- struct{}{}
-				return
-			}
-			time.Sleep(time.Millisecond)
+		defer func() { swept <- struct{}{} }()
+		if !poll(func() bool { r := m.served(); return r != nil && r.conn.Count() == want && m.first().Count() == want }) {
+			t.Errorf("never %d requests under way", want)
+			return
 		}
+		<-time.After(2 * time.Millisecond) // By
+		m.served().Sweep()
 	}
 	go sweep(1)
 	res, err := c.Get("http://" + m.addr + "/late")
@@ -451,21 +446,28 @@ func TestEnds(t *testing.T) {
 }
 
 // first waits for the connection to the first endpoint.
-func (m *mesh) first() *Upstream {
-	for {
+func (m *mesh) first() (u *Upstream) {
+	if !poll(func() bool {
 		m.mu.Lock()
-		u := m.ups[m.endpoints[0]]
-		m.mu.Unlock()
-		if u != nil {
-			return u
-		}
-		time.Sleep(time.Millisecond)
+		defer m.mu.Unlock()
+		u = m.ups[m.endpoints[0]]
+		return u != nil
+	}) {
+		panic("the first endpoint was never connected to")
+	}
+	return u
+}
+
+// until is poll with a name for what did not come.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	if !poll(ok) {
+		t.Fatalf("not within ten seconds: %s", what)
 	}
 }
 
-// until polls for what no event tells of from outside, for ten seconds at most.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
+// poll looks for what no event tells of from outside, for ten seconds at most.
+func poll(ok func() bool) bool {
 	end := time.NewTimer(10 * time.Second)
 	defer end.Stop()
 	look := time.NewTicker(time.Millisecond)
@@ -474,7 +476,8 @@ func until(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-look.C:
 		case <-end.C:
-			t.Fatalf("not within ten seconds: %s", what)
+			return false
 		}
 	}
+	return true
 }
