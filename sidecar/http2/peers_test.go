@@ -566,6 +566,7 @@ func TestFair(t *testing.T) {
 		u.Each(func(*link.Stream) { n++ })
 		return n >= 3
 	})
+	<-time.After(20 * time.Millisecond) // and the servers have written what they may: nothing outside tells
 	clear(got)
 	p.f.WriteWindowUpdate(0, 150_000)
 	read(150_000)
